@@ -10,6 +10,7 @@
 #include "cache/refresh.h"
 #include "cache/release.h"
 #include "cache/tail.h"
+#include "cache/trace.h"
 #include "io/protocol.h"
 
 /* The pages of a copy that lack something released. Lock held. */
@@ -193,6 +194,7 @@ int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint6
 {
     struct cache_file *file = replica->file;
 
+    trace_acquire(replica, first, count);
     /* One at a time: a second one would find the list empty that the first has taken, and return while the
      * first is still dropping what is stale. */
     pthread_mutex_lock(&file->lock);
@@ -205,5 +207,6 @@ int acquire_range(struct replica *replica, uint64_t first, uint64_t count, uint6
     replica->acquiring = false;
     pthread_cond_broadcast(&file->changed);
     pthread_mutex_unlock(&file->lock);
+    trace_acquired(replica, first, count, error);
     return error;
 }

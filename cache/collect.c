@@ -13,6 +13,7 @@
 #include "cache/passed.h"
 #include "cache/scan.h"
 #include "cache/tail.h"
+#include "cache/trace.h"
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
@@ -327,6 +328,8 @@ static int collect_part(struct collect *c, unsigned first, unsigned length)
         if (in_part(c, &c->taken[i]))
             merge_taken(c, &c->taken[i]);
     error = write_changed(c);
+    trace_collected(c->file, (c->leaf->number << LEAF_SHIFT) + first, length,
+                    (unsigned)__builtin_popcountll(c->changed), error);
     for (size_t i = 0; i < c->count; i++) {
         struct taken *t = &c->taken[i];
         if (!in_part(c, t))

@@ -11,6 +11,7 @@
 #include "cache/release.h"
 #include "cache/renew.h"
 #include "cache/runs.h"
+#include "cache/trace.h"
 #include "consistency/merge.h"
 
 /* Mark the pages of one entry busy, as far as they are there. Clients still see a page that an eviction has
@@ -169,7 +170,7 @@ static void remember(struct replica *replica, const struct copy_pages *work, siz
 
 /* Free the frames of what was forgotten. No lock held; the pages are busy. */
 static int free_frames(struct replica *replica, const struct copy_pages *work, size_t count,
-                       uint64_t *dropped_out)
+                       enum drop_why why, uint64_t *dropped_out)
 {
     struct runs runs = runs_start(1);
     struct gaia_run run;
@@ -180,6 +181,8 @@ static int free_frames(struct replica *replica, const struct copy_pages *work, s
         do {
             bool full = runs_take(&runs, pages ? work[i].leaf : 0, &pages, i == count, &run);
             int one = full ? replica->frames->ops->drop(replica->frames, run.page, run.count) : 0;
+            if (full)
+                trace_dropped(replica, run.page, run.count, why, one);
             if (one)
                 remember(replica, work, count, run);
             else if (full)
@@ -289,7 +292,7 @@ int drop_pages(struct replica *replica, const struct copy_pages *pages, size_t c
         pthread_mutex_unlock(&file->lock);
         for (size_t i = 0; i < n && why == DROP_STALE; i++)
             work[i].pages &= ~renew_pages(replica, &work[i], &granted);
-        int one = free_frames(replica, work, n, dropped_out);
+        int one = free_frames(replica, work, n, why, dropped_out);
         error = error ? error : one;
     }
     let_go(replica, busy, n);

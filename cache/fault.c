@@ -11,6 +11,7 @@
 #include "cache/fill.h"
 #include "cache/fit.h"
 #include "cache/map.h"
+#include "cache/trace.h"
 
 /* Pages whose twins are taken at once: at most a leaf, which the file's lock is held for. */
 #define STORES_AHEAD_MAX LEAF_PAGES
@@ -140,6 +141,7 @@ static void serve_minor(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     if (error && error != -ENOMEM)
         drop_emptied(replica, page);
     replica_wake(replica, number, error ? wake | page_bit(page) : wake);
+    trace_served(map, page, error ? TRACE_AGAIN : TRACE_SHOWN);
     if (!error)
         show_ahead(map, &shown);
 }
@@ -167,6 +169,8 @@ static int open_pages(struct cache_map *map, struct leaf_copy *copy, page_mask p
     /* First, and by itself: somebody waits. */
     if (!error && waited)
         error = replica->frames->ops->unprotect(map->frames, page, 1);
+    if (!error && waited)
+        trace_served(map, page, TRACE_LET_THROUGH);
     for (page_mask left = error ? 0 : pages & ~waited; left;) {
         unsigned length, first = page_mask_run(&left, &length);
         replica->frames->ops->unprotect(map->frames, base + first, length);
@@ -205,6 +209,8 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
         replica->frames->ops->refuse(map->frames, page, thread);
     else if (error) /* no memory for a twin, say: the store tries again */
         replica->frames->ops->wake(replica->frames, page, 1);
+    if (error)
+        trace_served(map, page, error == -EIO ? TRACE_REFUSED : TRACE_AGAIN);
     if (error || window.first + window.count <= leaf_end)
         return;
     pthread_mutex_lock(&replica->file->lock);
@@ -229,6 +235,7 @@ static void place_block_ahead(struct cache_map *map, uint64_t page, uint64_t lim
                  end = run.page + run.count < limit ? run.page + run.count : limit;
         if (first < end) {
             replica_count(map->replica, readahead, end - first);
+            trace_ahead(map->replica, first, end - first);
             filler_ahead(map, first, end - first);
         }
     }
@@ -247,6 +254,7 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
     if (page >= limit) { /* cut off meanwhile: the touch will find the end of the file by itself */
         fit_frames(replica->file);
         replica->frames->ops->wake(replica->frames, page, 1);
+        trace_served(map, page, TRACE_AGAIN);
         return;
     }
     if (!is_careful(map))
@@ -266,6 +274,7 @@ static void serve_missing(struct cache_map *map, uint64_t page, const struct gai
     fill_range(map, &now);
     if (end > unit_end) {
         replica_count(replica, readahead, end - unit_end);
+        trace_ahead(replica, unit_end, end - unit_end);
         filler_ahead(map, unit_end, end - unit_end);
     } else if (window.count == unit_pages && goes_by_blocks(map) &&
                cache_device_has_room(replica->device, DENSITY_BLOCK_PAGES)) {
@@ -279,10 +288,12 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
     uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
     struct leaf *leaf;
 
+    trace_fault(map, page, fault);
     cache_map_be_sure(map);
     if (replica->file->given_up || replica->scans) { /* a node can say anything: there are none of a GPU */
         atomic_fetch_add(&map->poisonings, 1);
         replica->frames->ops->poison(map->frames, page, 1, fault->thread);
+        trace_served(map, page, TRACE_REFUSED);
         return;
     }
     if (!fault->protection)
@@ -291,6 +302,7 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
     leaf = index_find(&replica->file->index, page >> LEAF_SHIFT);
     struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
     if (copy && copy->busy & page_bit(page)) {
+        trace_served(map, page, TRACE_LEFT);
         copy->waited |= page_bit(page);
         pthread_mutex_unlock(&replica->file->lock);
     } else if (copy && copy->present & page_bit(page) && fault->protection) {
@@ -299,9 +311,12 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
         serve_minor(map, copy, page, fault->write);
     } else {
         pthread_mutex_unlock(&replica->file->lock);
-        if (fault->protection) /* dropped since: the store comes back as a touch of a missing page */
-            replica->frames->ops->wake(replica->frames, page, 1);
-        else
+        if (!fault->protection) {
             serve_missing(map, page, fault);
+            return;
+        }
+        /* Dropped since: the store comes back as a touch of a missing page. */
+        replica->frames->ops->wake(replica->frames, page, 1);
+        trace_served(map, page, TRACE_AGAIN);
     }
 }

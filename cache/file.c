@@ -73,6 +73,7 @@ int cache_file_open(struct cache *cache, int path_fd, void *file_context, struct
     file->context = file_context;
     file->durable = durable;
     file->hosted = hosted_of(file->fd);
+    file->number = st.st_ino;
     file->size = st.st_size;
     file->ctime = st.st_ctim;
     file->entries = GAIA_REPLICA_DEVICE - 1; /* the CPU's */

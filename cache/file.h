@@ -31,6 +31,7 @@ struct cache_file {
     struct agent_file *far; /* its home is elsewhere (cache/agent.h): of what follows there are only durable,
                                the lock, pinned and uses */
     int fd;                 /* the backing file, read-write where it can be had */
+    uint64_t number;        /* of its inode; constant. For who looks at what is done to it (cache/trace.h) */
     enum hosted hosted;     /* hosted_of(); constant */
     bool writable;
     struct gaia_io_file *io;

@@ -11,6 +11,7 @@
 #include "cache/evict.h"
 #include "cache/fit.h"
 #include "cache/scan.h"
+#include "cache/trace.h"
 
 /* A piece of a file on its way to a device: pages of one leaf copy or more, at most a stage. */
 struct fill {
@@ -164,11 +165,13 @@ static void refuse(struct cache_map *map, uint64_t touched, uint64_t count, uint
     if (count > 1) {
         map->careful = 2 * STAGE_PAGES;
         map->replica->frames->ops->wake(map->replica->frames, touched, 1);
+        trace_served(map, touched, TRACE_AGAIN);
         return;
     }
     atomic_fetch_add(&map->poisonings, 1);
     replica_changed(map->replica); /* so that the next acquire comes to the daemon, and hears of it */
     map->replica->frames->ops->poison(map->frames, touched, 1, thread);
+    trace_served(map, touched, TRACE_REFUSED);
     /* Again: an acquire may have told of it before there was anything to refresh. */
     atomic_fetch_add(&map->poisonings, 1);
     replica_changed(map->replica);
@@ -269,6 +272,8 @@ static void fill_leave(struct fill *fill, int error, bool again)
     const struct gaia_frames_ops *ops = map->replica->frames->ops;
     bool refused = error && fill->touched != FILL_NO_PAGE;
 
+    if (!refused && fill->touched != FILL_NO_PAGE)
+        trace_served(map, fill->touched, again ? TRACE_AGAIN : TRACE_PLACED);
     if (refused) /* while nobody else can place and show it: see refuse() */
         refuse(map, fill->touched, fill->count, fill->thread);
     fill_unbusy(fill);
@@ -317,6 +322,7 @@ static void fill_placed(struct fill *fill, int error)
         store.bytes =
             memcpy(stored, fill->stage + (store.page - fill->first) * GAIA_PAGE_SIZE, sizeof stored);
     stage_put(&replica->file->cache->stages, fill->stage);
+    trace_placed(replica, fill->first, fill->count, settled ? 0 : error ? error : -EAGAIN);
     if (!settled) {
         fill_drop(fill, error);
         return;
@@ -464,6 +470,7 @@ static void fill_start(struct fill *fill, size_t bytes)
     group_begin(fill->group);
     fill->stage = stage_get(&cache->stages, fill->count);
     ssize_t got = read_cached(fill, bytes);
+    trace_place(fill->map->replica, fill->first, fill->count, got >= 0 ? TRACE_MEMORY : TRACE_STORAGE);
     if (got >= 0) {
         fill_finish(fill, got, false);
         return;
@@ -640,6 +647,7 @@ static void refuse_unbegun(struct cache_map *map, const struct fill_request *req
     pthread_mutex_unlock(&replica->file->lock);
     if (taken) {
         replica->frames->ops->wake(replica->frames, request->touched, 1);
+        trace_served(map, request->touched, TRACE_AGAIN);
         return;
     }
     refuse(map, request->touched, request->count, request->thread);
@@ -678,8 +686,10 @@ int fill_range(struct cache_map *map, const struct fill_request *request)
     }
     if (!served && error)
         refuse_unbegun(map, request);
-    else if (!served) /* somebody placed it meanwhile, or the file ends before it: the touch finds out */
+    else if (!served) { /* somebody placed it meanwhile, or the file ends before it: the touch finds out */
         map->replica->frames->ops->wake(map->replica->frames, request->touched, 1);
+        trace_served(map, request->touched, TRACE_AGAIN);
+    }
     if (error) {
         group_begin(request->group);
         group_end(request->group, error);

@@ -33,6 +33,7 @@
 #include "cache/runs.h"
 #include "cache/scan.h"
 #include "cache/tail.h"
+#include "cache/trace.h"
 #include "consistency/merge.h"
 #include "io/protocol.h"
 
@@ -651,7 +652,7 @@ static bool work_left(const struct release_work *todo, size_t n)
     return false;
 }
 
-int release_range(struct replica *replica, uint64_t first, uint64_t count)
+static int release_by_batches(struct replica *replica, uint64_t first, uint64_t count)
 {
     struct cache_file *file = replica->file;
     struct release_work *todo = NULL, *batch = NULL;
@@ -692,5 +693,13 @@ int release_range(struct replica *replica, uint64_t first, uint64_t count)
     free(gathered.bytes);
     free(batch);
     free(todo);
+    return error;
+}
+
+int release_range(struct replica *replica, uint64_t first, uint64_t count)
+{
+    trace_release(replica, first, count);
+    int error = release_by_batches(replica, first, count);
+    trace_released(replica, first, count, error);
     return error;
 }

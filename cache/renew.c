@@ -5,6 +5,7 @@
 
 #include "cache/fit.h"
 #include "cache/hosted.h"
+#include "cache/trace.h"
 
 /* Not where nothing can be taken away (cache/refresh.c), nor over the way to another node, nor past what
  * `fault=` has chosen for bytes to come by. */
@@ -50,7 +51,10 @@ static bool renew_run(struct replica *replica, uint64_t page, unsigned count, of
         hosted_read(file->fd, file->hosted, bytes, length, offset) < 0)
         return false;
     memset(bytes + length, 0, all - length);
-    return !replica->frames->ops->place(replica->frames, page, count, bytes);
+    if (replica->frames->ops->place(replica->frames, page, count, bytes))
+        return false;
+    trace_renewed(replica, page, count);
+    return true;
 }
 
 /* The frames have the bytes, unless the file was cut meanwhile: what was read may be what was cut off. */

@@ -271,6 +271,7 @@ int stat_json(struct fs *fs)
     cache_stat_files(fs->cache, add_file, files);
     fs_each_inode(fs, add_open, open);
     json_object_set_new(root, "version", json_string(GAIAFS_VERSION));
+    json_object_set_new(root, "pid", integer((uint64_t)getpid()));
     json_object_set_new(root, "data", name_json(fs->data_path));
     json_object_set_new(root, "mount", name_json(fs->mount_path));
     json_object_set_new(root, "devices", devices);
