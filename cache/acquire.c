@@ -30,34 +30,30 @@ static page_mask stale_pages(const struct leaf_copy *copy, page_mask pages)
     return stale;
 }
 
-/* Take the suspects that overlap the range. Those that lie in it whole leave the list: a change from now on
- * puts them back. Lock held. */
+/* Take the suspects that overlap the range, by leaves. Those that lie in it whole leave the list: a change
+ * from now on puts them back. Lock held. */
 static int take_suspects(struct replica *replica, uint64_t first, uint64_t count,
                          struct copy_pages **list_out, size_t *n_out)
 {
-    struct leaf_copy *copy, *next;
-    size_t n = 0, max = 0;
+    struct leaf_copy **copies;
+    ssize_t n = replica_listed(replica, REPLICA_SUSPECTS, first, count, &copies);
 
-    TAILQ_FOREACH (copy, &replica->suspects, suspect)
-        max++;
-    struct copy_pages *list = calloc(max + 1, sizeof *list);
-    if (!list)
-        return -ENOMEM;
-    for (copy = TAILQ_FIRST(&replica->suspects); copy; copy = next) {
-        next = TAILQ_NEXT(copy, suspect);
+    if (n < 0)
+        return (int)n;
+    struct copy_pages *list = calloc((size_t)n + 1, sizeof *list);
+    for (ssize_t i = 0; i < n && list; i++) {
+        struct leaf_copy *copy = copies[i];
         page_mask pages = page_range_mask(copy->leaf->number, first, count);
-        if (!pages)
-            continue;
-        list[n++] = (struct copy_pages){.leaf = copy->leaf->number, .pages = pages};
+        list[i] = (struct copy_pages){.leaf = copy->leaf->number, .pages = pages};
         if (pages == ~UINT64_C(0)) {
             TAILQ_REMOVE(&replica->suspects, copy, suspect);
             copy->in_suspects = false;
         }
     }
-    qsort(list, n, sizeof *list, copy_pages_order);
+    free(copies);
     *list_out = list;
-    *n_out = n;
-    return 0;
+    *n_out = list ? (size_t)n : 0;
+    return list ? 0 : -ENOMEM;
 }
 
 /* The CPU's release, and what is stale then. A page that is being placed now was perhaps read before the

@@ -326,17 +326,34 @@ int copy_pages_order(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* Of a few pages of a large file, or of all pages of a small one: by whichever are fewer. Lock held. */
+static void add_copies(struct copies *copies, uint64_t leaves)
+{
+    const struct index *index = &copies->replica->file->index;
+
+    if (leaves >= index->leaves) {
+        index_each(index, add_copy, copies);
+        return;
+    }
+    for (uint64_t i = 0; i < leaves; i++) {
+        struct leaf *leaf = index_find(index, (copies->first >> LEAF_SHIFT) + i);
+        if (leaf)
+            add_copy(leaf, copies);
+    }
+}
+
 int drop_range(struct replica *replica, uint64_t first, uint64_t count)
 {
     struct cache_file *file = replica->file;
     struct copies copies = {.replica = replica, .first = first, .count = count};
+    uint64_t leaves = page_range_leaves(first, count);
     int error = 0;
 
     pthread_mutex_lock(&file->lock);
-    copies.room = file->index.leaves;
+    copies.room = leaves < file->index.leaves ? leaves : file->index.leaves;
     copies.list = calloc(copies.room + 1, sizeof *copies.list);
     if (copies.list)
-        index_each(&file->index, add_copy, &copies);
+        add_copies(&copies, leaves);
     pthread_mutex_unlock(&file->lock);
     if (!copies.list)
         return -ENOMEM;

@@ -89,6 +89,14 @@ static inline page_mask page_bit(uint64_t page)
 /* Bits of the pages of leaf number `leaf` that lie in [first, first + count). */
 page_mask page_range_mask(uint64_t leaf, uint64_t first, uint64_t count);
 
+/* In how many leaves they lie. */
+static inline uint64_t page_range_leaves(uint64_t first, uint64_t count)
+{
+    uint64_t last = count <= UINT64_MAX - first ? first + count - 1 : UINT64_MAX;
+
+    return count ? (last >> LEAF_SHIFT) - (first >> LEAF_SHIFT) + 1 : 0;
+}
+
 /* Take the lowest run of set bits out of *mask: its first bit number, and its length. *mask is not 0. */
 unsigned page_mask_run(page_mask *mask, unsigned *length_out);
 

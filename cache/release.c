@@ -553,12 +553,6 @@ int release_busy(struct replica *replica, struct copy_pages *batch, size_t count
     return error;
 }
 
-static int by_leaf(const void *a, const void *b)
-{
-    uint64_t x = ((const struct release_work *)a)->leaf, y = ((const struct release_work *)b)->leaf;
-    return x < y ? -1 : x > y;
-}
-
 static void add_todo(const struct leaf_copy *copy, page_mask pages, uint64_t first, uint64_t count,
                      struct release_work *todo, size_t *n)
 {
@@ -597,25 +591,24 @@ static int list_found(struct replica *replica, uint64_t first, uint64_t count, c
 static int list_stored(struct replica *replica, uint64_t first, uint64_t count,
                        const struct scan_found *found, struct release_work **todo_out, size_t *n_out)
 {
-    struct leaf_copy *copy;
-    size_t max = 0;
+    struct leaf_copy **copies;
 
     if (found && LIST_EMPTY(&replica->handings))
         return list_found(replica, first, count, found, todo_out, n_out);
-    TAILQ_FOREACH (copy, &replica->stored, stored)
-        max++;
-    struct release_work *todo = calloc(max + 1, sizeof *todo);
-    if (!todo)
-        return -ENOMEM;
+    ssize_t listed = replica_listed(replica, REPLICA_STORED, first, count, &copies);
+    if (listed < 0)
+        return (int)listed;
+    struct release_work *todo = calloc((size_t)listed + 1, sizeof *todo);
     *n_out = 0;
-    TAILQ_FOREACH (copy, &replica->stored, stored) {
-        uint64_t leaf = copy->leaf->number - (first >> LEAF_SHIFT); /* or large: no part of the range */
+    for (ssize_t i = 0; i < listed && todo; i++) {
+        const struct leaf_copy *copy = copies[i];
+        uint64_t leaf = copy->leaf->number - (first >> LEAF_SHIFT);
         page_mask stored = found && leaf < found->leaves ? found->masks[leaf] : 0;
         add_todo(copy, found ? stored | copy->releasing : ~UINT64_C(0), first, count, todo, n_out);
     }
-    qsort(todo, *n_out, sizeof *todo, by_leaf);
+    free(copies);
     *todo_out = todo;
-    return 0;
+    return todo ? 0 : -ENOMEM;
 }
 
 #define GATHER_MAX 4096u /* pages whose bytes are kept at once, at least: 16 MiB */

@@ -144,6 +144,57 @@ void replica_suspect(struct leaf_copy *copy)
     replica_changed(replica);
 }
 
+static bool is_listed(const struct leaf_copy *copy, enum replica_list which)
+{
+    return which == REPLICA_STORED ? copy->in_stored : copy->in_suspects;
+}
+
+static struct leaf_copy *listed_first(const struct replica *replica, enum replica_list which)
+{
+    return which == REPLICA_STORED ? TAILQ_FIRST(&replica->stored) : TAILQ_FIRST(&replica->suspects);
+}
+
+static struct leaf_copy *listed_next(const struct leaf_copy *copy, enum replica_list which)
+{
+    return which == REPLICA_STORED ? TAILQ_NEXT(copy, stored) : TAILQ_NEXT(copy, suspect);
+}
+
+static int by_leaf(const void *a, const void *b)
+{
+    uint64_t x = (*(struct leaf_copy *const *)a)->leaf->number;
+    uint64_t y = (*(struct leaf_copy *const *)b)->leaf->number;
+
+    return x < y ? -1 : x > y;
+}
+
+ssize_t replica_listed(struct replica *replica, enum replica_list which, uint64_t first, uint64_t count,
+                       struct leaf_copy ***copies_out)
+{
+    uint64_t begin = first >> LEAF_SHIFT, leaves = page_range_leaves(first, count);
+    struct leaf_copy *copy = listed_first(replica, which);
+    size_t most = 0, n = 0;
+
+    for (; copy && most < leaves; most++)
+        copy = listed_next(copy, which);
+    struct leaf_copy **list = *copies_out = calloc(most + 1, sizeof(struct leaf_copy *));
+    if (!list)
+        return -ENOMEM;
+    if (copy) { /* there are more of them than leaves in the range */
+        for (uint64_t i = 0; i < leaves; i++) {
+            struct leaf *leaf = index_find(&replica->file->index, begin + i);
+            copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+            if (copy && is_listed(copy, which))
+                list[n++] = copy;
+        }
+        return (ssize_t)n;
+    }
+    for (copy = listed_first(replica, which); copy; copy = listed_next(copy, which))
+        if (page_range_mask(copy->leaf->number, first, count))
+            list[n++] = copy;
+    qsort(list, n, sizeof(struct leaf_copy *), by_leaf);
+    return (ssize_t)n;
+}
+
 /* Twins of a run of pages of a leaf, which have none: with so many frames as are to be had. *count: how many.
  * bytes: of the one page; NULL: the frames have them, and are asked once, as they may be another node's. */
 static int take_run(struct leaf_copy *copy, unsigned first, unsigned *count, const uint8_t *bytes)

@@ -5,6 +5,7 @@
 #define GAIAFS_CACHE_REPLICA_H
 
 #include <sys/queue.h>
+#include <sys/types.h>
 
 #include "cache/device.h"
 #include "cache/index.h"
@@ -111,6 +112,13 @@ void replica_update(struct leaf_copy *copy, page_mask stored_before);
 
 /* The pages may be out of date now: the replica's next acquire looks at them. */
 void replica_suspect(struct leaf_copy *copy);
+
+/* Its copies on one of the two lists that have pages of a range, by leaves: how many, or -ENOMEM. Of a long
+ * list and a few pages, or a short list and very many, the shorter is gone through: who releases a large file
+ * piece by piece leaves all of it on the list until it is collected. */
+enum replica_list { REPLICA_STORED, REPLICA_SUSPECTS };
+ssize_t replica_listed(struct replica *replica, enum replica_list which, uint64_t first, uint64_t count,
+                       struct leaf_copy ***copies_out);
 
 /* A page left the replica, or may be out of date: an acquire must come to the daemon. */
 void replica_changed(struct replica *replica);

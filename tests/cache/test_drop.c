@@ -73,12 +73,47 @@ static void test_two_evictions(void **state)
     drop_twice(DROP_EVICT);
 }
 
+static page_mask present(uint64_t leaf)
+{
+    pthread_mutex_lock(&f.file->lock);
+    struct leaf *found = index_find(&f.file->index, leaf);
+    struct leaf_copy *copy = found ? leaf_find_copy(found, replica) : NULL;
+    page_mask pages = copy ? copy->present & ~copy->busy : 0;
+    pthread_mutex_unlock(&f.file->lock);
+    return pages;
+}
+
+/* Advice is about its own pages, of a few leaves of those that the file has. */
+static void test_advice_of_a_part(void **state)
+{
+    const page_mask all = ~UINT64_C(0), low = (UINT64_C(1) << 10) - 1;
+
+    (void)state;
+    if (!fixture_start(&f, 4 << 20))
+        skip();
+    map = device_map(&f, 0);
+    replica = SLIST_FIRST(&f.file->replicas);
+    for (unsigned page = 0; page < FIXTURE_PAGES; page++)
+        assert_int_equal(((volatile uint8_t *)map.bytes)[(size_t)page * 4096], 0);
+    for (uint64_t leaf = 0; leaf < FIXTURE_PAGES / LEAF_PAGES; leaf++)
+        while (present(leaf) != all)
+            usleep(1000);
+    assert_int_equal(drop_range(replica, LEAF_PAGES + 10, 2 * LEAF_PAGES), 0);
+    assert_true(present(1) == low);
+    assert_true(present(2) == 0);
+    assert_true(present(3) == (all & ~low));
+    for (uint64_t leaf = 0; leaf < FIXTURE_PAGES / LEAF_PAGES; leaf++)
+        assert_true((leaf >= 1 && leaf <= 3) || present(leaf) == all);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_acquire_beside_an_eviction),
         cmocka_unit_test(test_advice_beside_an_eviction),
         cmocka_unit_test(test_two_evictions),
+        cmocka_unit_test(test_advice_of_a_part),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -167,11 +167,83 @@ static void test_versions(void **state)
     index_free(&index);
 }
 
+#define LISTED 200u
+
+static void list_copy(struct cache_file *file, uint64_t leaf, bool stored, bool suspect)
+{
+    struct leaf_copy *copy = index_get_copy(&file->index, leaf, &replicas[0]);
+
+    if (stored)
+        TAILQ_INSERT_HEAD(&replicas[0].stored, copy, stored);
+    if (suspect)
+        TAILQ_INSERT_TAIL(&replicas[0].suspects, copy, suspect);
+    copy->in_stored = stored;
+    copy->in_suspects = suspect;
+}
+
+static void check_listed(enum replica_list which, const bool *wanted, uint64_t first, uint64_t count)
+{
+    struct leaf_copy **copies;
+    ssize_t n = replica_listed(&replicas[0], which, first, count, &copies), at = 0;
+
+    for (uint64_t leaf = 0; leaf < LISTED; leaf++)
+        if (wanted[leaf] && page_range_mask(leaf, first, count)) {
+            assert_true(at < n);
+            assert_true(copies[at++]->leaf->number == leaf);
+        }
+    assert_true(at == n);
+    free(copies);
+}
+
+/* What is on the lists of stores and of suspects, of ranges from nothing to more than any file has. */
+static void test_listed(void **state)
+{
+    static struct cache_file file;
+    static bool stored[LISTED], suspects[LISTED];
+
+    (void)state;
+    srand(seed());
+    index_init(&file.index);
+    replicas[0].file = &file;
+    TAILQ_INIT(&replicas[0].stored);
+    TAILQ_INIT(&replicas[0].suspects);
+    for (unsigned i = 0; i < LISTED; i++) {
+        stored[i] = rand() % 3;
+        suspects[i] = rand() % 20 == 0;
+        if (rand() % 10) /* others have none at all */
+            list_copy(&file, i, stored[i], suspects[i]);
+        else
+            stored[i] = suspects[i] = false;
+    }
+    for (int i = 0; i < 5000; i++) {
+        uint64_t first = (uint64_t)rand() % (LISTED * LEAF_PAGES), count = (uint64_t)rand() % 400;
+        if (i % 10 == 0)
+            count = i % 20 ? UINT64_MAX : (uint64_t)rand() % (LISTED * LEAF_PAGES);
+        check_listed(REPLICA_STORED, stored, first, count);
+        check_listed(REPLICA_SUSPECTS, suspects, first, count);
+    }
+    /* Of a long list no more is looked at than the range has leaves. */
+    struct leaf_copy *third = TAILQ_NEXT(TAILQ_NEXT(TAILQ_FIRST(&replicas[0].stored), stored), stored);
+    struct leaf_copy *fourth = TAILQ_NEXT(third, stored);
+    third->stored.tqe_next = (struct leaf_copy *)(uintptr_t)8;
+    check_listed(REPLICA_STORED, stored, 50 * LEAF_PAGES + 60, 10);
+    third->stored.tqe_next = fourth;
+    for (unsigned i = 0; i < LISTED; i++) {
+        struct leaf *leaf = index_find(&file.index, i);
+        if (leaf) {
+            struct leaf_copy *copy = leaf_find_copy(leaf, &replicas[0]);
+            copy->in_stored = copy->in_suspects = false;
+            index_put_copy(&file.index, copy);
+        }
+    }
+    index_free(&file.index);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_range_mask), cmocka_unit_test(test_mask_run), cmocka_unit_test(test_find),
-        cmocka_unit_test(test_order),      cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_order),      cmocka_unit_test(test_versions), cmocka_unit_test(test_listed),
     };
 
     for (unsigned i = 0; i < 3; i++) {
