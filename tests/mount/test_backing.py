@@ -284,8 +284,9 @@ def test_nobody_keeps_pages_while_another_open_drops_them(mount, agents, workdir
 
 @pytest.mark.limit(30)
 def test_many_opens_that_drop_dirty_pages(mount):
-    """More of them than the daemon has threads that serve FUSE, all at once: who answers their WRITEs?"""
-    m = mount("passthrough=off,timeout=0")
+    """More of them than the daemon has threads that serve FUSE, all at once: who answers their WRITEs? The limit, which
+    does not bind root, leaves no more threads for when all are stuck (fs/loop.c)."""
+    m = mount("passthrough=off,timeout=0", before=("prlimit", "--nproc=1"))
     names = [f"f{i}" for i in range(40)]
     mappings = []
     for name in names:
