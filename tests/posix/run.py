@@ -21,6 +21,7 @@ sys.path.append(os.path.join(TOP, "tests", "mount"))
 
 import databases  # noqa: E402
 import fio  # noqa: E402
+import layers  # noqa: E402
 import stress  # noqa: E402
 import trees  # noqa: E402
 from case import Failed, Missing  # noqa: E402
@@ -127,7 +128,7 @@ def main():
     args = parser.parse_args()
     seed = int(os.environ.get("GAIA_TEST_SEED", random.randrange(1 << 32)))
     print(f"GAIA_TEST_SEED={seed}", flush=True)
-    cases = [case for part in (fio, trees, databases, stress) for case in part.cases(args.quick)
+    cases = [case for part in (fio, trees, layers, databases, stress) for case in part.cases(args.quick)
              if not args.only or args.only in case.name]
     folder = tempfile.mkdtemp(prefix="gaiafs-posix-", dir=args.dir)
     os.chmod(folder, 0o755)  # other users work in it too
