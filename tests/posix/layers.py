@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import stat
 import subprocess
 
@@ -34,7 +35,7 @@ def kinds(folder):
 
 
 def overlay(options):
-    """The same changes to an overlay of two layers on the mount and to one beside it, twice: with a remount in between."""
+    """The same changes to an overlay of two layers on the mount and to one beside it, with remounts in between."""
     def work(case):
         places, seed = (case.plain, case.mnt), case.rng.random()
         for place in places:
@@ -54,6 +55,9 @@ def overlay(options):
                     rng = random.Random(f"{seed} {step}")
                     for _ in range(5):
                         change_tree(rng, folder)
+                    again = os.path.join(folder, f"d{step + 2}")  # made again: it hides what the lower layer has there
+                    shutil.rmtree(again, ignore_errors=True)
+                    os.mkdir(again)
                     with contextlib.suppress(OSError):  # EXDEV, where folders can't be renamed
                         os.rename(os.path.join(folder, "d1"), os.path.join(folder, f"moved{step}"))
                 run("diff", "-r", "--no-dereference", *merged)
