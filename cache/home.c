@@ -210,6 +210,15 @@ static int do_track(struct home_session *agent, const struct node_request *reque
     return error;
 }
 
+/* Nodes read a new list one after the other. Two that lose each other meanwhile, and have met before, meet
+ * again: each would take the other for dead, and its files over, while both write to the data directory. One
+ * that is being mounted must have the list. */
+static bool has_list(const struct nodes *nodes, unsigned member, const struct node_request *hello)
+{
+    return hello->value == nodes->members->epoch ||
+           (hello->flags & NODE_MET && member != MEMBERS_MAX && nodes->homes[member].listed);
+}
+
 /* One that was here before may not have been cleared away; if it lives on, this is an impostor. */
 static int enter(struct home_session *agent, const struct node_request *request)
 {
@@ -221,7 +230,7 @@ static int enter(struct home_session *agent, const struct node_request *request)
     unsigned member = nodes_number_of(nodes, (const char *)request->name.bytes, request->name.length);
     if (nodes->leaving)
         error = -ESHUTDOWN;
-    else if (request->offset != NODE_VERSION || request->value != nodes->members->epoch)
+    else if (request->offset != NODE_VERSION || !has_list(nodes, member, request))
         error = -EPROTONOSUPPORT;
     else if (member == MEMBERS_MAX || member == nodes->self)
         error = -EACCES;

@@ -15,7 +15,7 @@
 
 #define UNHEARD (-ETIME) /* it lives, and does not answer HELLO: its disk hangs, say */
 
-static int greet(struct nodes *nodes, struct call_session *session)
+static int greet(struct nodes *nodes, const struct nodes_home *home, struct call_session *session)
 {
     const struct patience patience = {
         .silent = 1, .turns = 12, .before = nodes_sure_ms(nodes) / PATIENCE_MS + 1};
@@ -27,6 +27,7 @@ static int greet(struct nodes *nodes, struct call_session *session)
 
     pthread_mutex_lock(&nodes->lock);
     hello.value = nodes->members->epoch;
+    hello.flags |= home->met ? NODE_MET : 0;
     pthread_mutex_unlock(&nodes->lock);
 
     memcpy(hello.name.bytes, name, strlen(name));
@@ -64,12 +65,13 @@ bool nodes_has_met(const struct nodes *nodes, unsigned member)
 
 #define WARNING (CALL_WHY + MEMBER_NAME_MAX + 40)
 
-/* What does not mean that nobody runs there: a stranger has its address; this node's own device has gone, or
- * is none that leads there; or nothing comes from there, nor from its machine. */
+/* What does not mean that nobody runs there: a stranger has its address, or a node with another list; this
+ * node's own device has gone, or is none that leads there; or nothing comes from there, nor from its machine.
+ */
 static bool is_doubtful(int error)
 {
-    return error == -EPERM || error == -ENODEV || error == -EXDEV || error == -ETIMEDOUT ||
-           error == -EHOSTUNREACH || error == -ENETUNREACH;
+    return error == -EPERM || error == -EPROTONOSUPPORT || error == -ENODEV || error == -EXDEV ||
+           error == -ETIMEDOUT || error == -EHOSTUNREACH || error == -ENETUNREACH;
 }
 
 /* For people, the first time in a row: whoever likes may have the address of a node that does not run; and
@@ -101,13 +103,14 @@ static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_se
     pthread_mutex_lock(&nodes->lock);
     home->greeting = *session_out;
     pthread_mutex_unlock(&nodes->lock);
-    error = greet(nodes, *session_out);
+    error = greet(nodes, home, *session_out);
     int ended = call_session_error(*session_out);
     error = error && meet_lives(ended) ? ended : error;
     snprintf(why_out, CALL_WHY, "it answers: %s",
-             error == -ESHUTDOWN ? "it is being unmounted"
-             : error == UNHEARD  ? "nothing but that it lives"
-                                 : strerror(-error));
+             error == -ESHUTDOWN         ? "it is being unmounted"
+             : error == -EPROTONOSUPPORT ? "it has another list of members, or another version of gaiafs"
+             : error == UNHEARD          ? "nothing but that it lives"
+                                         : strerror(-error));
     return error;
 }
 
@@ -127,6 +130,7 @@ static int connect_home(struct nodes *nodes, unsigned member)
         error = -EIO;
     if (!error) {
         home->session = session;
+        home->met = true;
         home->since = nodes_stalls(nodes);
         sure_heed(nodes, member, session);
     }

@@ -27,6 +27,7 @@ struct home_session;
 struct nodes_home {
     struct member member; /* name[0] is 0: a free place */
     bool listed;          /* in the list now */
+    bool met;             /* at least once */
     bool down;            /* it did not answer when it was last tried: others are homes of its files */
     struct call_session *session;  /* a reference; NULL: none */
     uint64_t since;                /* when that began: nodes_stalls() */

@@ -66,7 +66,7 @@ static inline unsigned node_class_ms(enum node_class class)
 enum node_op {
     /* To the home. NODE_CALLS: */
     NODE_HELLO = 1, /* value: epoch of the members; name: the agent's own; offset: NODE_VERSION;
-                       flags: NODE_LATE_KERNEL; address: its clock, CLOCK_REALTIME in ns. Answered
+                       flags: NODE_LATE_KERNEL, NODE_MET; address: its clock, CLOCK_REALTIME in ns. Answered
                        when the agent has been told (FOLLOW) of every file that this home tracks */
     NODE_TRACK,     /* name: begin to track the file; answered when all agents follow */
     NODE_MAP,       /* file, client, device, offset, length, flags: NODE_MAP_*, value: pages that the device
@@ -156,6 +156,7 @@ enum node_op {
 
 #define NODE_DEVICE_PAGES_MIN 64u /* that a device has for a home */
 #define NODE_LATE_KERNEL 1u       /* base/kernel.h: it writes back late */
+#define NODE_MET 2u               /* it has met this node since it was mounted, when their lists agreed */
 #define NODE_ACQUIRE_POISONED 1u  /* pages whose touch has failed must be refreshed */
 #define NODE_ACQUIRE_FLUSH 2u     /* kernels have something older: it has returned when a FLUSH has */
 #define NODE_MAP_WRITABLE 1u

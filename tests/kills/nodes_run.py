@@ -187,8 +187,8 @@ class Cluster:
         if not self.up():
             return
         node = self.rng.choice(self.up())
-        brief = self.rng.random() < 0.5
-        node.until = self.soon(0.02, BRIEF_S) if brief else self.soon(0.5 * PEER_TIMEOUT_S, 1.6 * LONG_S)
+        brief = self.rng.random() < 0.3
+        node.until = self.soon(0.02, BRIEF_S) if brief else self.soon(LONG_S / 2, 1.6 * LONG_S)
         self.say(f"stop {node.name} for {node.until - time.monotonic():.2f} s")
         os.kill(node.mount.proc.pid, signal.SIGSTOP)
         node.state = "still"

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from files import pattern
-from helpers import (PAGE, ROWS, agents, daemon_with_faults, error_of, forget_inodes, read_file, statistics, stand_still,  # noqa: F401
-                     wait_until, write_file)
+from helpers import (PAGE, ROWS, agents, daemon_with_faults, error_of, forget_inodes, read_file, refused_mount, statistics,  # noqa: F401
+                     stand_still, wait_until, write_file)
 from nodes import Program, all_see, cluster, served  # noqa: F401
 from test_nodes_deaths import OPTIONS, killed  # noqa: F401
 
@@ -64,6 +64,40 @@ def test_a_list_is_read_again(mount, workdir, agents):
     all_see({"a": programs[0], "b": programs[1], "c, which came later": programs[2]}, content)
     for program in programs:
         program.agent.kill()
+
+
+def test_nodes_that_do_not_hear_each_other_while_the_list_is_read_again(mount, workdir, agents):
+    """One has the new list, the other has not read it yet, and stands still: they meet all the same. Else each took the other for dead,
+    and what was synced by way of one was lost by the other's. A node that mounts must have the list."""
+    data, peers = os.path.join(workdir, "data"), os.path.join(workdir, "peers")
+    os.mkdir(data)
+    write_list(peers, "ab")
+    mounts = [mount(f"node={name},peers={peers},{OPTIONS},peer_timeout=1", data=data) for name in "ab"]
+    content = bytearray(pattern(4 * PAGE))
+    write_file(os.path.join(mounts[0].mnt, "f"), content)
+    programs = [Program(agents(), os.path.join(m.mnt, "f")) for m in mounts]
+    write_list(peers, "abz")
+    os.kill(mounts[0].pid, signal.SIGHUP)
+    wait_until(lambda: "there are 3 nodes now" in mounts[0].log_text(), 10)
+    stand_still(mounts[1].pid)
+    wait_until(lambda: is_down(mounts[0], "b"), 10, "it is taken for dead")
+    os.kill(mounts[1].pid, signal.SIGCONT)
+    wait_until(lambda: not is_down(mounts[0], "b") and not is_down(mounts[1], "a"), 10, "they meet")
+    for at, program in enumerate(programs):
+        wait_until(lambda p=program: not error_of(p.agent, "os.fsync(fd)"), 10, "a sync that is told of nothing any more")
+        program.agent.do("map.unmap()\nmap = dev.mmap(fd, length)")
+        program.write(at, b"!")
+        program.fsync()
+        content[at] = ord("!")
+    all_see({"a": programs[0], "b": programs[1]}, content)
+    said = refused_mount(workdir, f"node=z,peers={peers},{OPTIONS},peer_timeout=1", data)
+    assert "node b has another list of members" in said, said
+    for program in programs:
+        program.agent.kill()
+
+
+def is_down(m, name):
+    return any(other["down"] for other in statistics(m.mnt)["nodes"]["nodes"] if other["name"] == name)
 
 
 def test_a_longer_list_without_the_memory_for_it(mount, workdir, monkeypatch):
