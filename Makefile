@@ -245,7 +245,6 @@ check-long: all
 	$(MAKE) tests
 	python3 -B tests/model/run.py --gate
 	/usr/bin/python3 -B tests/kills/nodes_run.py --nodes 4 --seconds 30 --rounds 6
-	/usr/bin/python3 -B tests/kills/nodes_run.py --nodes 4 --seconds 30 --rounds 6 --cuts
 	python3 -B tests/vm/rdma.py
 	python3 -B tests/vm/nfs.py
 	GAIA_GATE=1 python3 -B tests/vm/suite.py -q || [ $$? -eq 77 ]

@@ -19,11 +19,11 @@ from nodes_worker import CELL, FILES, encode, first_content, writer_of  # noqa: 
 
 
 @pytest.mark.limit(300)
-@pytest.mark.parametrize("nodes, more", [(3, []), pytest.param(4, ["--cuts"], marks=not_in_the_gate)])
-def test_nodes_under_a_nemesis(nodes, more):
+@pytest.mark.parametrize("nodes", [3, pytest.param(4, marks=not_in_the_gate)])
+def test_nodes_under_a_nemesis(nodes):
     seed = os.environ.get("GAIA_TEST_SEED")
     command = ["timeout", "-k", "30", str(int(240 * SLOWER)), sys.executable, "-B", os.path.join(KILLS, "nodes_run.py"),
-               "--nodes", str(nodes), *more, "--seconds", str(so_much(12, 4)),
+               "--nodes", str(nodes), "--seconds", str(so_much(12, 4)),
                *(["--seed", seed] if seed else []), "--daemon", os.path.join(BIN, "mount.gaiafs")]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     print(done.stdout)
