@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# GNU make. Targets: all examples examples-cuda check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install uninstall format lint clean. Variables: CC, DEBUG=1 (checks the
-# order of locks, as the sanitizer builds do), SANITIZE=address|thread, HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
+# GNU make. Targets: all examples examples-cuda check check-long posix helgrind model soak life mutants fuzz bench bench-rdma ptx paging-ptx install uninstall format lint clean. Variables: CC, DEBUG=1 (checks the
+# order of locks, as the sanitizer builds do), SANITIZE=address|thread|fuzz (clang's libFuzzer, for `make fuzz`), HELGRIND=1 (for `make helgrind`), BREAK=<rule> (a build
 # with one rule broken on purpose, see tests/README.md), V=1.
 comma := ,
 space := $(comma:,=) $(comma:,=)
@@ -44,6 +44,9 @@ LDFLAGS += -pthread
 ifeq ($(SANITIZE),address)
 CFLAGS += -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 LDFLAGS += -fsanitize=address,undefined
+else ifeq ($(SANITIZE),fuzz)
+CFLAGS += -fsanitize=fuzzer-no-link,address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined
+LDFLAGS += -fsanitize=address,undefined
 else ifeq ($(SANITIZE),thread)
 CFLAGS += -fsanitize=thread -fno-omit-frame-pointer
 LDFLAGS += -fsanitize=thread
@@ -72,7 +75,7 @@ ctl_src := fs/gaiactl.c fs/gaiactl_devices.c fs/escape.c gpu/cuda_list.c gpu/cud
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a
 so := $(BIN)/libgaia.so
-tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c))
+tests := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/base/test_*.c tests/consistency/test_*.c tests/io/test_*.c tests/cache/test_*.c tests/gpu/test_*.c tests/fs/test_*.c tests/fuzz/test_*.c))
 # Lane by lane is coroutines, which ASan does not follow.
 cxx_tests := $(patsubst %.cc,$(BUILD)/%,$(filter-out $(if $(filter address,$(SANITIZE)),%lockstep.cc),$(wildcard tests/gpu/test_*.cc)))
 benches := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
@@ -93,7 +96,7 @@ NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h) -Wl,--wrap=free
 
-.PHONY: all check check-long posix helgrind model soak life mutants bench bench-rdma ptx paging-ptx install uninstall format lint clean tests tools mount-tools benches examples examples-cuda
+.PHONY: all check check-long posix helgrind model soak life mutants fuzz bench bench-rdma ptx paging-ptx install uninstall format lint clean tests tools mount-tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench) $(gpu_paging)
 # Of the tools what mount tests use that need no GPU.
@@ -156,9 +159,18 @@ $(BUILD)/%.cc.o: %.cc
 	@echo "  CXX $<"
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -c -o $@ $<
 
-# Unit tests and benchmarks of the home's parts.
+# Unit tests and benchmarks of the home's parts. Fuzzers have libFuzzer's main(), or one of random inputs.
+fuzzers := $(filter $(BUILD)/tests/fuzz/%,$(tests))
+ifeq ($(SANITIZE),fuzz)
+$(fuzzers): LDFLAGS += -fsanitize=fuzzer
+else
+$(fuzzers): $(call obj,tests/fuzz/main.c)
+endif
+# What they have in place of a mount's.
+$(BUILD)/tests/fuzz/test_options: LDFLAGS += -Wl,--wrap=fs_log
+$(BUILD)/tests/fuzz/test_client: LDFLAGS += -Wl,--wrap=fs_log,--wrap=token_take,--wrap=nodes_track_to_map,--wrap=inode_put
 $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(home_a) $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
 $(cxx_tests): $(BUILD)/%: $(BUILD)/%.cc.o
 	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $^ $(shell $(PKG_CONFIG) --libs cmocka libxxhash)
 $(cxx_tests): $(call obj,gpu/kernels.c)
@@ -168,7 +180,7 @@ $(cxx_tools): $(BUILD)/%: $(BUILD)/%.cc.o $(so)
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/tests/gpu/test_touch: $(call obj,gpu/touch.c)
 $(BUILD)/tests/gpu/test_home_lanes: LDFLAGS += -Wl,--wrap=pthread_create
-$(BUILD)/tests/gpu/test_demand_server: $(call obj,gpu/demand_server.c gpu/touch.c base/process.c)
+$(BUILD)/tests/fuzz/test_demand $(BUILD)/tests/gpu/test_demand_server: $(call obj,gpu/demand_server.c gpu/touch.c base/process.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 # These walk through the calls of the transport, and of calls on it, that can fail.
 walks := $(BUILD)/tests/io/test_transport_calls $(BUILD)/tests/io/test_call_faults
@@ -277,6 +289,10 @@ life: all
 # Bugs planted one at a time, each of which the suite must notice (tests/mutants).
 mutants: tests
 	python3 -B tests/mutants/run.py
+
+# Inputs that somebody else makes, made at random: FUZZ=ranges for one fuzzer, SECONDS=60 for each (tests/fuzz).
+fuzz:
+	sh tests/fuzz/run.sh '$(FUZZ)' $(or $(SECONDS),60)
 
 bench: benches
 	python3 -B tests/bench/bench.py --build $(BUILD) --bin $(BIN)

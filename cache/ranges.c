@@ -124,6 +124,8 @@ void ranges_add_part(struct ranges *ranges, const struct ranges *from, int64_t s
 
 void ranges_remove(struct ranges *ranges, int64_t start, int64_t end)
 {
+    if (start >= end) /* nothing, and it would make two ranges of one that is around it */
+        return;
     for (unsigned i = find(ranges, start); i < ranges->count && items(ranges)[i].start < end;) {
         struct range was = items(ranges)[i], left[2];
         unsigned n = 0;

@@ -243,28 +243,35 @@ static bool is_its(const struct demand_server *server, uint32_t unit, uint32_t s
     return slot < server->host.arena_slots && server->arena_unit[slot] == unit;
 }
 
+static void free_slot(struct demand_server *server, uint32_t slot)
+{
+    server->arena_unit[slot] = NO_UNIT;
+    server->arena_free[server->free_slots++] = slot;
+}
+
 /* The unit is not in the arena, and its number has counted up. */
 static void take(struct demand_server *server, uint32_t unit)
 {
     uint32_t slot = gaia_demand_arena_take(&server->host, unit);
 
-    if (is_its(server, unit, slot)) {
-        server->arena_unit[slot] = NO_UNIT;
-        server->arena_free[server->free_slots++] = slot;
-    }
+    if (is_its(server, unit, slot))
+        free_slot(server, slot);
 }
 
-/* The unit in the next slot that has one, in turn, goes. */
+/* The unit in the next slot that has one, in turn, goes. If the unit's word names another slot, or none, it
+ * was written over, and this one would never be free again: who needs it would wait for ever. */
 static void make_room(struct demand_server *server)
 {
     for (uint32_t i = 0; i < server->host.arena_slots; i++) {
-        uint32_t unit = server->arena_unit[server->hand];
+        uint32_t slot = server->hand, unit = server->arena_unit[slot];
 
-        server->hand = (server->hand + 1) % server->host.arena_slots;
-        if (unit != NO_UNIT) {
-            take(server, unit);
-            return;
-        }
+        server->hand = (slot + 1) % server->host.arena_slots;
+        if (unit == NO_UNIT)
+            continue;
+        take(server, unit);
+        if (server->arena_unit[slot] == unit)
+            free_slot(server, slot);
+        return;
     }
 }
 

@@ -24,7 +24,7 @@ MOUNT_LIMIT_S = 2700 if os.environ.get("GAIA_GATE") else 3 * 3600  # nothing is 
 PROOF = re.compile(r"\w+Sanitizer|runtime error:|lock order:|sanitizer's report|the daemon ended with|Test failed with exception"
                    r"|<Signals\.SIG(ABRT|BUS|FPE|ILL|SEGV|SYS|TRAP)|ended by signal"
                    r"|(returncode=|process ended with )(-4|-5|-6|-7|-8|-11|99)\b")
-FOLDERS = ("base", "consistency", "io", "gpu", "cache", "fs")
+FOLDERS = ("base", "consistency", "io", "gpu", "cache", "fs", "fuzz")
 
 
 class Count:
