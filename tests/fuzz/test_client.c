@@ -20,6 +20,7 @@
 #include "fs/nodes.h"
 #include "fs/token.h"
 #include "gpu/gaia.h"
+#include "gpu/touch.h"
 #include "gpu/uffd.h"
 #include "io/message.h"
 #include "tests/fuzz/fuzz.h"
@@ -29,12 +30,14 @@ const unsigned fuzz_runs = 800;
 #define PAGE 4096u
 #define PAGES 64u
 #define MAPS 6u
+#define LIMIT_MS 20000u
 
 struct map {
     uint32_t id;    /* 0: none */
     uint8_t *bytes; /* NULL: mapped nowhere */
     size_t length;
-    bool writable;
+    uint64_t offset;
+    bool writable, attached; /* attached: where it is mapped, and its faults are the daemon's */
     int frames;
 };
 
@@ -96,11 +99,13 @@ static ssize_t peek(void *context, void *file_context, off_t offset, size_t leng
     return 0;
 }
 
+static _Atomic int pins;
+
 static void pin(void *context, void *file_context, bool pinned)
 {
     (void)context;
     (void)file_context;
-    (void)pinned;
+    pins += pinned ? 1 : -1;
 }
 
 static void open_cache(void)
@@ -114,17 +119,43 @@ static void open_cache(void)
     const struct cache_host host = {.invalidate = invalidate, .peek = peek, .pin = pin};
     char why[CACHE_WHY];
 
-    backing = memfd_create("fuzz", MFD_CLOEXEC);
     alive = memfd_create("alive", MFD_CLOEXEC);
-    MUST(backing >= 0 && alive >= 0 && !ftruncate(backing, PAGES * PAGE));
-    durable_init(&durable);
-    MUST(!cache_open(&config, &host, &fs.cache, why));
-    MUST(!cache_file_open(fs.cache, backing, &file, &durable, &file));
+    MUST(alive >= 0 && !cache_open(&config, &host, &fs.cache, why));
+    touch_begin();
     token_table_init(&tokens);
     programs_init(&fs.programs);
     atomic_store(&fs.shed.next, UINT32_MAX);
     fs.data_path = fs.mount_path = (char[]){"/"};
     pthread_mutex_init(&fs.handles_lock, NULL);
+}
+
+/* A file without a name: what devices have of it is dropped with its last map. */
+static void open_file(void)
+{
+    backing = memfd_create("fuzz", MFD_CLOEXEC);
+    MUST(backing >= 0 && !ftruncate(backing, PAGES * PAGE));
+    durable_init(&durable);
+    MUST(!cache_file_open(fs.cache, backing, &file, &durable, &file));
+}
+
+/* written: it may be other than zeros. */
+static void close_file(bool written)
+{
+    static const uint8_t zeros[PAGE];
+    uint8_t bytes[PAGE];
+    off_t end = lseek(backing, 0, SEEK_END);
+
+    MUST(end == PAGES * PAGE);
+    for (off_t at = 0; at < end && !written; at += PAGE)
+        MUST(pread(backing, bytes, PAGE, at) == PAGE && !memcmp(bytes, zeros, PAGE));
+    cache_file_discard(file);
+    for (unsigned ms = 0; pins; ms++) { /* threads that empty frames may be at it */
+        MUST(ms < LIMIT_MS);
+        usleep(1000);
+    }
+    cache_file_close(file);
+    durable_destroy(&durable);
+    close(backing);
 }
 
 /* ---- the program ---- */
@@ -134,7 +165,7 @@ struct program {
     int socket; /* its end */
     int faults; /* -1: none */
     struct map maps[MAPS];
-    bool ended;
+    bool ended, writes; /* it had a map that it may write to */
 };
 
 static int open_faults(void)
@@ -222,21 +253,24 @@ static void map_frames(struct map *map, int fds[GAIA_MESSAGE_FDS], const struct 
         MUST(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, map->frames, 0) == MAP_FAILED);
 }
 
+/* As it should be, but for one thing. */
 static void open_map(struct program *p, struct map *map, struct input *in)
 {
     uint8_t odd = take_u8(in);
+    uint64_t first = take_u8(in) % 4, count = take_u8(in) % PAGES + 1;
     struct gaia_message message = {.op = GAIA_OP_MAP,
-                                   .offset = odd & 1 ? take_odd(in) : take_u8(in) % PAGES * PAGE,
-                                   .bytes = odd & 2 ? take_odd(in) : take_u8(in) * (uint64_t)1000 + 1,
-                                   .prot = take_u8(in) % 4,
-                                   .flags = odd & 4 ? (uint32_t)take_odd(in) : 0};
-    struct gaia_message asked = message;
+                                   .offset = odd % 16 ? first * PAGE : take_odd(in),
+                                   .bytes = odd % 16 != 1 ? count * PAGE : take_odd(in),
+                                   .prot = odd % 16 != 2 ? PROT_READ | PROT_WRITE : take_u8(in),
+                                   .flags = odd % 16 == 3 ? (uint32_t)take_odd(in) : GAIA_SHARED};
+    struct gaia_message asked;
     int back[GAIA_MESSAGE_FDS];
 
-    granted = (struct token){.inode = (void *)&file, .readable = odd & 24, .writable = odd & 96};
-    granted_error = odd > 250 ? -EACCES : 0;
-    memcpy(message.device, odd % 8 == 7 ? "soft:9" : odd % 8 == 6 ? "cuda:0" : "soft:0", 7);
-    message.device[5] = (char)(message.device[5] + (odd % 8 < 3 ? odd % 8 : 0));
+    granted = (struct token){.inode = (void *)&file, .readable = odd % 16 != 4, .writable = odd % 16 != 5};
+    granted_error = odd % 16 == 6 ? -EACCES : 0;
+    memcpy(message.device, odd % 16 == 7 ? "soft:9" : odd % 16 == 8 ? "cuda:0" : "soft:0", 7);
+    message.device[5] = (char)(message.device[5] + odd / 16 % 2);
+    asked = message;
     if (!ask(p, &message, NULL, 0, back))
         return;
     if (!message.error) {
@@ -244,6 +278,8 @@ static void open_map(struct program *p, struct map *map, struct input *in)
         forget_map(p, map);
         map->id = message.map;
         map->writable = asked.prot & PROT_WRITE;
+        map->offset = asked.offset;
+        p->writes |= map->writable;
         map_frames(map, back, &asked);
     } else {
         MUST(back[0] < 0 && back[1] < 0);
@@ -256,34 +292,39 @@ static void attach(struct program *p, struct map *map, struct input *in)
     uint8_t odd = take_u8(in);
     struct gaia_message message = {.op = GAIA_OP_ATTACH, .map = map->id, .address = (uintptr_t)map->bytes};
     int back[GAIA_MESSAGE_FDS];
+    bool right = false;
 
-    if (map->bytes && p->faults >= 0 && odd & 1) {
+    if (map->bytes && p->faults >= 0 && odd % 8) {
         struct uffdio_register range = {.range = {(uintptr_t)map->bytes, map->length},
                                         .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR |
                                                 UFFDIO_REGISTER_MODE_WP};
-        (void)ioctl(p->faults, UFFDIO_REGISTER, &range);
+        right = !ioctl(p->faults, UFFDIO_REGISTER, &range);
     }
-    if (odd & 2 && odd & 4)
+    if (odd >= 240)
         message.address = take_odd(in);
-    else if (odd & 8 && odd & 16)
+    else if (odd >= 224)
         message.address += PAGE * (uint64_t)(take_u8(in) % 4);
-    if (ask(p, &message, NULL, 0, back))
-        close_all(back);
+    if (!ask(p, &message, NULL, 0, back))
+        return;
+    map->attached |= !message.error && right && message.address == (uintptr_t)map->bytes;
+    close_all(back);
 }
 
 static void use_map(struct program *p, struct map *map, struct input *in)
 {
     uint8_t odd = take_u8(in);
-    struct gaia_message message = {.op = (uint16_t)(GAIA_OP_UNMAP + take_u8(in) % 8),
-                                   .map = odd & 1 && odd & 2 ? (uint32_t)take_odd(in) : map->id,
-                                   .offset = odd & 4 ? take_odd(in) : take_u8(in) % PAGES * PAGE,
-                                   .bytes = odd & 8 ? take_odd(in) : take_u16(in) * (uint64_t)7,
-                                   .flags = odd & 16 ? (uint32_t)take_odd(in) : take_u8(in) % 8};
+    uint64_t first = map->length ? take_u8(in) % (map->length / PAGE) : 0;
+    struct gaia_message message = {.op = (uint16_t)(GAIA_OP_UNMAP + take_u8(in) % 12),
+                                   .map = odd < 240 ? map->id : (uint32_t)take_odd(in),
+                                   .offset = odd % 16 ? map->offset + first * PAGE : take_odd(in),
+                                   .bytes = odd % 16 > 1 ? map->length - first * PAGE : take_odd(in),
+                                   .flags = odd % 16 > 2 ? take_u8(in) % 8 : (uint32_t)take_odd(in)};
     int back[GAIA_MESSAGE_FDS];
 
-    message.value[0] = odd & 32 ? take_odd(in) : 0;
+    message.value[0] = odd % 16 == 3 ? take_odd(in) : 0;
     memcpy(message.device, odd & 64 ? "soft:1" : "soft:x", 7);
-    message.op = message.op > GAIA_OP_LAST ? GAIA_OP_ACQUIRE : message.op;
+    if (message.op > GAIA_OP_LAST)
+        message.op = message.op % 2 ? GAIA_OP_ACQUIRE : GAIA_OP_RELEASE;
     bool unmaps = message.op == GAIA_OP_UNMAP;
     uint32_t id = message.map;
     if (!ask(p, &message, NULL, 0, back))
@@ -329,6 +370,22 @@ static void spoil(const struct map *map, struct input *in)
                         at / PAGE * PAGE, (off_t)odd * PAGE);
 }
 
+/* As a kernel would: bytes come, or it is SIGBUS, and nobody waits for ever. */
+static void touch(const struct map *map, struct input *in)
+{
+    size_t at = take_u16(in) * (size_t)8;
+    uint8_t odd = take_u8(in), word[8];
+
+    if (!map->attached || at + sizeof word > map->length)
+        return;
+    if (odd % 2 && map->writable) {
+        memset(word, odd, sizeof word);
+        (void)touch_copy(map->bytes + at, word, sizeof word);
+    } else {
+        (void)touch_copy(word, map->bytes + at, sizeof word);
+    }
+}
+
 static void step(struct program *p, struct input *in)
 {
     uint8_t op = take_u8(in);
@@ -352,6 +409,9 @@ static void step(struct program *p, struct input *in)
     case 5:
         use_map(p, map, in);
         break;
+    case 6:
+        touch(map, in);
+        break;
     default:
         spoil(map, in);
     }
@@ -365,6 +425,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 
     if (!fs.cache)
         open_cache();
+    open_file();
     MUST(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
     p.socket = ends[0];
     p.client = (struct client){.fs = &fs,
@@ -375,8 +436,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
                                .far = true, /* no statistics: they are of a mount */
                                .faults = -1,
                                .lives = -1};
-    if (take_u8(&in) % 8)
+    uint8_t prologue = take_u8(&in);
+    if (prologue % 8)
         say_hello(&p, &in);
+    if (prologue % 4)
+        open_map(&p, &p.maps[0], &in);
+    if (prologue % 2)
+        attach(&p, &p.maps[0], &in);
     for (unsigned steps = 0; in.left && steps < 40 && !p.ended; steps++)
         step(&p, &in);
     close(p.socket);
@@ -390,5 +456,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     if (p.faults >= 0)
         close(p.faults);
     close(p.client.socket);
+    close_file(p.writes);
     return 0;
 }

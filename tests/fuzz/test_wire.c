@@ -154,7 +154,7 @@ static void greet(struct world *w, struct peer *peer, struct input *in)
 
 static void say_anything(struct peer *peer, struct input *in)
 {
-    uint8_t bytes[GAIA_WIRE_MAX + 64], odd = take_u8(in);
+    uint8_t bytes[GAIA_WIRE_MAX + 200], odd = take_u8(in);
     size_t length = sizeof(struct gaia_wire_head) + (odd & 1 ? 8 : odd & 2 ? 32 : take_u16(in) % 4700);
     struct gaia_wire_head head = {(uint32_t)length, GAIA_WIRE_VERSION, take_u8(in) % 12, take_u8(in) % 4};
 
