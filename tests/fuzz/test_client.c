@@ -166,6 +166,7 @@ struct program {
     int faults; /* -1: none */
     struct map maps[MAPS];
     bool ended, writes; /* it had a map that it may write to */
+    bool lied;          /* of where a map is, or about the frames' size: its touches may go round for ever */
 };
 
 static int open_faults(void)
@@ -307,6 +308,7 @@ static void attach(struct program *p, struct map *map, struct input *in)
     if (!ask(p, &message, NULL, 0, back))
         return;
     map->attached |= !message.error && right && message.address == (uintptr_t)map->bytes;
+    p->lied |= !message.error && !map->attached;
     close_all(back);
 }
 
@@ -354,13 +356,14 @@ static void say_anything(struct program *p, struct input *in)
 }
 
 /* Stores to frames that nobody has trapped, and room that comes and goes. */
-static void spoil(const struct map *map, struct input *in)
+static void spoil(struct program *p, const struct map *map, struct input *in)
 {
     uint8_t odd = take_u8(in);
     off_t at = (off_t)(take_u16(in) % (PAGES * PAGE));
 
     if (!map->id)
         return;
+    p->lied |= odd % 4 == 0;
     if (odd % 4)
         MUST((pwrite(map->frames, "stored", 6, at) == 6) == map->writable);
     else if (odd & 4)
@@ -370,13 +373,13 @@ static void spoil(const struct map *map, struct input *in)
                         at / PAGE * PAGE, (off_t)odd * PAGE);
 }
 
-/* As a kernel would: bytes come, or it is SIGBUS, and nobody waits for ever. */
-static void touch(const struct map *map, struct input *in)
+/* As a kernel would: bytes come, or it is SIGBUS, and nobody waits for ever who has not lied. */
+static void touch(const struct program *p, const struct map *map, struct input *in)
 {
     size_t at = take_u16(in) * (size_t)8;
     uint8_t odd = take_u8(in), word[8];
 
-    if (!map->attached || at + sizeof word > map->length)
+    if (p->lied || !map->attached || at + sizeof word > map->length)
         return;
     if (odd % 2 && map->writable) {
         memset(word, odd, sizeof word);
@@ -410,10 +413,10 @@ static void step(struct program *p, struct input *in)
         use_map(p, map, in);
         break;
     case 6:
-        touch(map, in);
+        touch(p, map, in);
         break;
     default:
-        spoil(map, in);
+        spoil(p, map, in);
     }
 }
 

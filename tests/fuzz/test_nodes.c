@@ -332,10 +332,16 @@ static void do_something(struct node *node, struct input *in)
                                    .value = take_u8(in)};
     struct node_reply reply;
 
-    if (odd & 8)
-        request.offset += take_u16(in);
-    if (odd & 16)
-        request.length += take_u16(in);
+    bool of_map = op <= NODE_ADVISE;
+    if (of_map && odd & 8) { /* all of it */
+        request.offset = 0;
+        request.length = PAGES * PAGE;
+    } else if (of_map) {
+        request.length += PAGE;
+    } else {
+        request.offset += odd & 8 ? take_u16(in) : 0;
+        request.length += odd & 16 ? take_u16(in) : 0;
+    }
     request.address = (UINT64_C(1) << 30) + (uint64_t)request.offset;
     if (odd >= 248)
         request.offset = (int64_t)take_odd(in);
@@ -426,13 +432,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         open_home();
         open_other();
     }
-    fails = 0;
+    fails = fills = 0;
     MUST(!ftruncate(backings[0], PAGES * PAGE));
     int error = call_connect(calls, address, &node.session);
     MUST(!error || error == -EBUSY);
     if (error)
         return 0;
     enter(&node, &in);
+    fills = take_u8(&in);
     if (take_u8(&in) % 8) {
         open_file(&node, &in);
         open_map(&node, &in);
