@@ -432,7 +432,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         open_home();
         open_other();
     }
-    fails = fills = 0;
+    fails = 0;
+    fills = 0;
     MUST(!ftruncate(backings[0], PAGES * PAGE));
     int error = call_connect(calls, address, &node.session);
     MUST(!error || error == -EBUSY);
