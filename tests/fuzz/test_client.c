@@ -110,7 +110,7 @@ static void pin(void *context, void *file_context, bool pinned)
 
 static void open_cache(void)
 {
-    struct cache_config config = {.device_capacity = 512 << 10,
+    struct cache_config config = {.device_capacity = 128 << 10, /* less than the file has */
                                   .soft_devices = 3,
                                   .evict = "lra",
                                   .unit_pages = GAIA_UNIT_PAGES,
