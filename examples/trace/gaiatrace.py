@@ -20,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PAGE = 4096
 SOFT_MAX, NODES_FROM = 64, 64 + 16  # consistency/page.h
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, as Linux has fixed it
 # The arguments of each event, as cache/trace.h has them.
 EVENTS = {
     "fault": ("inode", "device", "page", "thread", "touch"),
@@ -83,17 +85,21 @@ def parse(line):
 
 
 class Recording:
-    """The events from the end of begin() on. Lines are read by a thread, as bpftrace stops when nobody reads."""
+    """The events from the begin of `with` on. Lines are read by a thread, as bpftrace stops when nobody reads."""
 
     def __init__(self, pid):
         self.pid, self.lines, self.ready = pid, [], threading.Event()
         self.errors = tempfile.TemporaryFile("w+")
         with open(os.path.join(HERE, "events.bt")) as file:
             script = file.read().replace("PROGRAM", f"/proc/{pid}/exe")
+        own = []
+        if os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE:
+            # In a container bpftrace's pid may be another number than ours. (Its -p does not find a program that was replaced.)
+            script, own = script.replace("/pid == $1/", ""), ["-p", str(pid)]
         # Events come in bursts.
         environment = {"BPFTRACE_PERF_RB_PAGES": "1024", **os.environ}
         # In a session of its own: a Ctrl-C is for this program, which then tells it.
-        self.tracer = subprocess.Popen(["bpftrace", "-B", "line", "-e", script, str(pid)], stdout=subprocess.PIPE,
+        self.tracer = subprocess.Popen(["bpftrace", "-B", "line", *own, "-e", script, str(pid)], stdout=subprocess.PIPE,
                                        stderr=self.errors, text=True, env=environment, start_new_session=True)
         self.reader = threading.Thread(target=self.read)
         self.reader.start()
@@ -105,15 +111,29 @@ class Recording:
             else:
                 self.lines.append(line)
 
-    def begin(self, patience_s=60):
-        for _ in range(patience_s * 10):
-            if self.ready.wait(0.1):
-                return
-            if self.tracer.poll() is not None:
-                break
+    def __enter__(self):
+        try:
+            if self.is_ready(60):
+                return self
+        except KeyboardInterrupt:
+            self.__exit__()
+            sys.exit(130)
+        self.__exit__()
+        fail(f"bpftrace could not begin:\n{self.said()}")
+
+    def __exit__(self, *_):
+        """However it ends: whatever is left of the tracer would keep this program."""
         self.tracer.kill()
         self.reader.join()
-        fail(f"bpftrace could not begin:\n{self.said()}")
+        self.tracer.wait()
+
+    def is_ready(self, patience_s):
+        for _ in range(patience_s * 10):
+            if self.ready.wait(0.1):
+                return True
+            if self.tracer.poll() is not None:
+                break
+        return False
 
     def said(self):
         self.errors.seek(0)
@@ -123,7 +143,7 @@ class Recording:
         """(events in the order of their times, how many were lost)."""
         for _ in range(2):  # bpftrace has read by then what each processor had for it; it ends without that
             self.ready.clear()
-            self.ready.wait(5)
+            self.is_ready(60)
         if self.tracer.poll() is None:
             self.tracer.send_signal(signal.SIGINT)
         self.reader.join()
@@ -132,12 +152,14 @@ class Recording:
         return sorted(filter(None, map(parse, self.lines)), key=lambda event: event["ns"]), lost
 
 
-def wait_for_end(seconds, command):
-    """The exit status of the command, or 0."""
+def wait_for_end(seconds, command, pid):
+    """The exit status of the command, or 0. Without one: until the daemon with this PID has gone, at most."""
     try:
         if command:
             return subprocess.run(command, timeout=seconds).returncode
-        threading.Event().wait(seconds)
+        end = None if seconds is None else time.monotonic() + seconds
+        while os.path.exists(f"/proc/{pid}") and (end is None or time.monotonic() < end):
+            time.sleep(0.1 if end is None else max(0, min(0.1, end - time.monotonic())))
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
         pass
     except OSError as problem:
@@ -153,15 +175,16 @@ def device_name(number):
 
 
 def spans(events, begin, end, key):
-    """Pairs of events of one key: (begin, end). What is not over, or had begun before, is left out."""
+    """Pairs of events of one key: (begin, end). What is not over, or had begun before, is left out. Several threads may touch
+    a page at once: what ends in the thread of the daemon that began it is the latest of that thread, else it is the first."""
     under_way, found = {}, []
-    for event in events:
+    for event in (event for event in events if event["event"] in (begin, end)):
+        began = under_way.setdefault(key(event), [])
         if event["event"] == begin:
-            under_way[key(event)] = event
-        elif event["event"] == end:
-            began = under_way.pop(key(event), None)
-            if began:
-                found.append((began, event))
+            began.append(event)
+        elif began:
+            own = [i for i, one in enumerate(began) if one["daemon_thread"] == event["daemon_thread"]]
+            found.append((began.pop(own[-1] if own else 0), event))
     return found
 
 
@@ -206,7 +229,7 @@ def timeline(events, file, pid):
     json.dump({"traceEvents": sorted(found, key=lambda event: event["ts"]), "displayTimeUnit": "ns"}, file)
 
 
-def offsets(events, path):
+def offsets(events, file):
     """When which pages were placed, evicted, ...: time to the right, the place in the file upwards. Of the file with the most."""
     kinds, most = {}, {}
     for event in events:
@@ -216,10 +239,8 @@ def offsets(events, path):
             most[event["inode"]] = most.get(event["inode"], 0) + 1
     if not kinds:
         fail("nothing was placed, evicted or collected meanwhile")
-    if not shutil.which("gnuplot"):
-        fail("no gnuplot (Debian: apt-get install gnuplot-nox)")
     start, inode = events[0]["ns"], max(most, key=most.get)
-    script = [f"set terminal svg size 900,500 background 'white'; set output {json.dumps(path)}",
+    script = ["set terminal svg size 900,500 background 'white'",
               f"set title 'inode {inode}'; set xlabel 'seconds'; set ylabel 'MiB'; set key outside; set yrange [0:*]"]
     plots = []
     for kind, some in kinds.items():
@@ -229,7 +250,14 @@ def offsets(events, path):
             script += [f"${kind} << EOD", *rows, "EOD"]
             plots.append(f"${kind} using 1:2:(0):3 with vectors nohead linewidth 2 linecolor rgb '{COLOURS[kind]}' title '{kind}'")
     script.append("plot " + ", ".join(plots))
-    subprocess.run(["gnuplot"], input="\n".join(script), text=True, check=True)
+    file.write(subprocess.run(["gnuplot"], input="\n".join(script), text=True, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def a_time(text):
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1e9:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"no time to wait for: '{text}'")
 
 
 def main():
@@ -237,29 +265,34 @@ def main():
                                      description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", metavar="WHAT", choices=("faults", "timeline", "offsets", "events"))
     parser.add_argument("mountpoint", metavar="MOUNTPOINT")
-    parser.add_argument("--seconds", type=float, help="so long at most")
+    parser.add_argument("--seconds", type=a_time, help="so long at most")
     parser.add_argument("--output", help="a file (offsets: gaiafs-offsets.svg; else stdout)")
     own = sys.argv[1:sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     command = sys.argv[len(own) + 2:]  # this program is not to look at its options
     options = parser.parse_args(own)
     if not shutil.which("bpftrace"):
         fail("no bpftrace (Debian: apt-get install bpftrace)")
+    if options.what == "offsets" and not shutil.which("gnuplot"):
+        fail("no gnuplot (Debian: apt-get install gnuplot-nox)")
     pid = find_daemon(options.mountpoint)
-    recording = Recording(pid)
-    recording.begin()
-    status = wait_for_end(options.seconds, command)
-    events, lost = recording.end()
-    if options.what == "offsets":
-        offsets(events, options.output or "gaiafs-offsets.svg")
-    else:
-        with open(options.output, "w") if options.output else contextlib.nullcontext(sys.stdout) as file:
-            if options.what == "faults":
-                faults(events, file)
-            elif options.what == "timeline":
-                timeline(events, file, pid)
-            else:
-                for event in events:
-                    print(json.dumps(event), file=file)
+    output = options.output or ("gaiafs-offsets.svg" if options.what == "offsets" else None)
+    try:  # now: what can't be written later would be lost
+        out = open(output, "w", encoding="utf-8") if output else contextlib.nullcontext(sys.stdout)
+    except OSError as problem:
+        fail(f"{output}: {problem.strerror}")
+    with out as file:
+        with Recording(pid) as recording:
+            status = wait_for_end(options.seconds, command, pid)
+            events, lost = recording.end()
+        if options.what == "offsets":
+            offsets(events, file)
+        elif options.what == "faults":
+            faults(events, file)
+        elif options.what == "timeline":
+            timeline(events, file, pid)
+        else:
+            for event in events:
+                print(json.dumps(event), file=file)
     print(f"gaiatrace.py: {len(events)} events" + (f", {lost} were lost" if lost else ""), file=sys.stderr)
     return status
 

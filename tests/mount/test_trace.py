@@ -268,9 +268,82 @@ def test_a_table_of_faults():
     assert "".join(lines).splitlines()[1:] == [f"{'cuda:1':<8} {'load':<14} {'placed':<12} {2:>8} {3.0:>10.1f} {3.0:>10.1f} {3.0:>10.1f}"]
 
 
+def test_touches_of_a_page_at_once():
+    """Who is left to another thread has not waited for what that one waits for."""
+    def event(ns, name, daemon_thread, **more):
+        return {"ns": ns, "event": name, "inode": 7, "device": 0, "page": 9, "daemon_thread": daemon_thread, **more}
+
+    first, second, third = (event(ns, "fault", daemon_thread, touch="load", thread=5) for ns, daemon_thread in ((0, 1), (10, 1), (20, 2)))
+    left, left_too, placed = event(11, "served", 1, how="left"), event(21, "served", 2, how="left"), event(90, "served", 3, how="placed")
+    assert gaiatrace.spans([first, second, left, third, left_too, placed], "fault", "served", gaiatrace.of_page) == [
+        (second, left), (third, left_too), (first, placed)]
+
+
+@pytest.fixture
+def silent_tracer(workdir):
+    """An environment in which bpftrace is a program that leaves the file begun, its PID, and never says that it is ready."""
+    folder, begun = os.path.join(workdir, "bin"), os.path.join(workdir, "begun")
+    os.mkdir(folder)
+    with open(os.path.join(folder, "bpftrace"), "w", opener=lambda *how: os.open(*how, 0o755)) as file:
+        file.write(f"#!/bin/sh\necho $$ >{begun}.new\nmv {begun}.new {begun}\nexec sleep 50\n")
+    return begun, {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_interrupted_before_it_has_begun(mount, silent_tracer):
+    """It ends, and bpftrace, which has not heard of the Ctrl-C, too."""
+    m, (begun, environment) = mount(), silent_tracer
+    with subprocess.Popen([*TRACE, "faults", m.mnt], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as proc:
+        try:
+            wait_until(lambda: os.path.exists(begun), what="bpftrace runs")
+            proc.send_signal(signal.SIGINT)
+            said = proc.communicate(timeout=20)[0]
+        finally:
+            proc.kill()
+    with open(begun) as file:
+        assert not os.path.exists(f"/proc/{int(file.read())}")
+    assert proc.returncode == 130 and "Traceback" not in said
+
+
+def test_what_can_not_be_written_is_told_first(mount, silent_tracer):
+    m, (begun, environment) = mount(), silent_tracer
+    done = subprocess.run([*TRACE, "faults", m.mnt, "--output", "/nowhere/f"], capture_output=True, text=True, timeout=20, env=environment)
+    assert (done.returncode, done.stderr, os.path.exists(begun)) == (1, "gaiatrace.py: /nowhere/f: No such file or directory\n", False)
+
+
+IN_A_CONTAINER = """
+"$0" "$1" "$2" -f & daemon=$!
+until mountpoint -q "$2"; do kill -0 $daemon || exit 77; sleep 0.05; done
+"$3" -B "$4" events "$2" --output "$5" -- "$3" -B -c 'import gaia, os, sys
+print(gaia.Device("soft:0").mmap(os.open(sys.argv[1], os.O_RDWR), 4096)[0])' "$2/f"
+status=$?; umount "$2"; wait; exit $status"""
+
+
+@pytest.mark.traps
+@pytest.mark.limit(120)
+def test_in_a_pid_namespace(traced, workdir):
+    """PIDs are others there than those that bpftrace may know."""
+    data, mountpoint, events = (os.path.join(workdir, name) for name in ("inner", "inner-mount", "events"))
+    for folder in data, mountpoint:
+        os.mkdir(folder)
+    with open(os.path.join(data, "f"), "wb") as file:
+        file.write(b"a" * PAGE)
+    unshared = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*unshared, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no PID namespaces")
+    done = subprocess.run([*unshared, "sh", "-c", IN_A_CONTAINER, os.path.join(BIN, "mount.gaiafs"), data, mountpoint, sys.executable,
+                           TRACE[-1], events], capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+    if "could not begin" in done.stderr:
+        pytest.skip(f"nothing can be traced here: {done.stderr}")
+    assert (done.returncode, done.stdout) == (0, "97\n"), done.stderr
+    with open(events) as file:
+        assert count(list(map(json.loads, file)), "fault", page=0) == 1
+
+
 @pytest.mark.parametrize("arguments, said", [
-    (["faults", "/proc"], "/proc"), (["faults"], "required: MOUNTPOINT"), (["nothing", "/"], "invalid choice: 'nothing'"),
-    (["faults", "/", "--seconds", "x"], "invalid float value: 'x'")])
+    pytest.param(["faults", "/proc"], "/proc", marks=pytest.mark.skipif(not shutil.which("bpftrace"), reason="no bpftrace")),
+    (["faults"], "required: MOUNTPOINT"), (["nothing", "/"], "invalid choice: 'nothing'"),
+    (["faults", "/", "--seconds", "x"], "no time to wait for: 'x'"), (["faults", "/", "--seconds", "1e11"], "wait for: '1e11'")])
 def test_wrong_arguments(arguments, said):
     done = subprocess.run([*TRACE, *arguments], capture_output=True, text=True, timeout=50)
     assert done.returncode in (1, 2) and said in done.stderr
