@@ -34,6 +34,8 @@ static struct calls *calls;
 static char address[32];
 static _Atomic uint32_t fails; /* bit i: what the home asks by operation i modulo 32 it can't do */
 static _Atomic uint8_t fills;
+/* How often it still can't drop its kernel's pages: until it does, a FLUSH waits, for half a minute. */
+static _Atomic int refusals;
 
 /* ---- the home ---- */
 
@@ -172,7 +174,7 @@ static int serve(void *context, struct call_session *session, unsigned op, const
     memcpy(&request, bytes, sizeof request);
     memset(reply, fills, sizeof(struct node_reply));
     *reply_length = sizeof(struct node_reply);
-    if (fails >> op % 32 & 1)
+    if (fails >> op % 32 & 1 && (op != NODE_INVALIDATE || atomic_fetch_sub(&refusals, 1) > 0))
         return fills % 3 ? -EIO : (int)fills - 128;
     if (op != NODE_FETCH && op != NODE_DIGESTS && op != NODE_PEEK)
         return 0;
@@ -434,6 +436,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     }
     fails = 0;
     fills = 0;
+    refusals = 4;
     MUST(!ftruncate(backings[0], PAGES * PAGE));
     int error = call_connect(calls, address, &node.session);
     MUST(!error || error == -EBUSY);
