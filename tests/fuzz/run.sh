@@ -10,9 +10,9 @@ seconds=$2
 names=$(for file in tests/fuzz/test_*.c; do basename "$file" .c; done | sed s/^test_//)
 clang=${CLANG:-clang}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 echo 'int LLVMFuzzerTestOneInput(const char *bytes, unsigned long size); int LLVMFuzzerTestOneInput(const char *bytes, unsigned long size) { return bytes && size > 9000; }' >"$work/probe.c"
 guided=$("$clang" -fsanitize=fuzzer,address,undefined -o "$work/probe" "$work/probe.c" 2>/dev/null && echo yes || echo no)
+rm -r "$work" # before anything that a Ctrl-C ends
 
 # Many small files are mapped, and threads made: what a sanitizer keeps of those that have gone is bounded.
 export ASAN_OPTIONS="quarantine_size_mb=16:${ASAN_OPTIONS:-detect_leaks=1}"
