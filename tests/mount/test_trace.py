@@ -37,13 +37,16 @@ def probes():
     found = {}
     for name, arguments in re.findall(r"Provider: gaiafs\s+Name: (\w+)\s+.*\s+Arguments: (.*)", notes):
         found.setdefault(name, set()).add(len(arguments.split()))
+    assert found, "built before sys/sdt.h was there: make clean"
     return found
 
 
 def test_the_events_are_those_that_are_described():
     """The program, gaiatrace.py, its script and docs/tracing.md have the same events with as many arguments."""
     with open(os.path.join(TOP, "docs", "tracing.md")) as file:
-        described = {name: arguments.split(", ") for name, arguments in re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", file.read(), re.M)}
+        text = file.read()
+    described = {name: arguments.split(", ") for name, arguments in re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", text, re.M)}
+    assert text.count("usdt:/proc/1234/") == text.count("/pid == 1234 &&") > 0  # else it is of all daemons of the program
     assert {name: list(arguments) for name, arguments in gaiatrace.EVENTS.items()} == described
     assert probes() == {name: {len(arguments)} for name, arguments in described.items()}
     with open(os.path.join(TOP, "examples", "trace", "events.bt")) as file:
