@@ -125,6 +125,22 @@ int nodes_track_here(void *context, const struct node_name *name, struct cache_f
     return rc;
 }
 
+static bool is_at_home(const struct cache_file *file, const struct node_name *name)
+{
+    return file && (!cache_file_is_far(file) || cache_file_is_at(file, name));
+}
+
+/* Whether the file is to be the inode's, as no other one is, or one that another thread has opened meanwhile
+ * at who was the home when it asked: that one gives the file up, and says so to nobody. Within the gate. */
+static bool is_wanted(struct inode *inode, const struct cache_file *file, const struct node_name *name)
+{
+    struct cache_file *usable = inode_usable(inode);
+
+    if (usable && !is_at_home(usable, name) && is_at_home(file, name))
+        cache_file_give_up(usable);
+    return !inode_usable(inode);
+}
+
 enum drop { DROP_NOTHING, DROP_ALL, DROP_STALE };
 
 /* From now on the home is asked. What the kernel has of the file it has from the data directory: what
@@ -147,7 +163,7 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
         return rc;
     cache_file_discard_write_backs(file, drop == DROP_STALE);
     pthread_rwlock_wrlock(&content->gate); /* no untracked operation is in flight */
-    bool ours = !inode_usable(inode), again = ours && inode_file(inode);
+    bool ours = is_wanted(inode, file, name), again = ours && inode_file(inode);
     if (ours)
         rc = inode_set_file(inode, file);
     pthread_rwlock_unlock(&content->gate);
@@ -274,7 +290,7 @@ int nodes_follow(void *context, const struct node_name *name, uint64_t generatio
     bool gave_up = file && rc == 0 && !inode_usable(inode);
     if (was_home && rc == 0) /* also where another thread has found the next home meanwhile */
         trouble_of_a_home(inode, cache_file_has_lost_stores(file));
-    if (rc == 0 && inode_content(inode) && !inode_usable(inode))
+    if (rc == 0 && inode_content(inode) && !is_at_home(inode_usable(inode), name))
         rc = told->late ? go_far(context, inode, name, DROP_STALE)
                         : go_far_in_time(context, inode, name, told->stalls);
     else if (rc == 0 && inode_usable(inode)) /* by another thread, which may not have told yet */

@@ -5,14 +5,19 @@ import errno
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 
 import pytest
 
 from files import pattern
-from helpers import PAGE, agents, error_of, read_file, stand_still, statistics, wait_until, write_file  # noqa: F401
+from helpers import PAGE, TOP, agents, error_of, read_file, stand_still, statistics, wait_until, write_file  # noqa: F401
 from nodes import TAKEN_OVER, Program, all_see, check, cluster, home_of  # noqa: F401
+
+sys.path.append(os.path.join(TOP, "tests", "kills"))
+
+from links import Links  # noqa: E402
 
 OPTIONS = "timeout=0,peer_timeout=1"
 GIVEN_UP_S = 2.5  # one that stands still so long is taken to be dead
@@ -278,3 +283,76 @@ def test_a_node_that_is_restarted_while_it_is_asked_for(cluster, agents):
     check("its device", home.acquired(), content)
     for program in home, third, new:
         program.agent.kill()
+
+
+@pytest.fixture
+def networks():
+    made = []
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def links(networks, mount):
+    """A function that puts nodes of these names into networks of their own: (the links, the list of members). They are whole again
+    before the mounts end."""
+    def make(names):
+        prefix = f"gaiafs-links-{os.getpid()}"
+        networks.append(Links(names, prefix))
+        return networks[-1], "/".join(f"{name}@local:{prefix}-{name}" for name in names)
+
+    yield make
+    for one in networks:
+        one.heal()
+
+
+def test_a_node_that_hears_of_the_next_home_while_it_opens_the_file_at_the_last_one(links, mount, workdir, agents):
+    """Both answer the opens of the third node, the last home first. It must not stay there: the last home gives the file up when it meets
+    the next one, and nobody tells of that again."""
+    names = "abd"
+    net, peers = links(names)
+    data = os.path.join(workdir, "data")
+    os.mkdir(data)
+    options = "timeout=0,peer_timeout=4"
+
+    def inside(name, function, *args):
+        with net.inside(name):
+            return function(*args)
+
+    def followed():
+        return inside("d", statistics, mounts["d"].mnt)["nodes"]["served"].get("follow", 0)
+
+    mounts = {}
+    for name in names:
+        with net.inside(name):
+            mounts[name] = mount(f"node={name},peers={peers},{options}", data=data)
+    content = bytearray(pattern(8 * PAGE))
+    make_with_homes(mounts["a"], data, names, "ab", content)
+    a, b = (inside(name, lambda n=name: Program(agents(), os.path.join(mounts[n].mnt, "f"))) for name in "ab")
+    third = inside("d", agents)
+    before = followed()
+    net.cut = {("a", "b"), ("b", "a")}
+    net.break_off("a", "b")
+    time.sleep(3)  # in a second b takes a for dead
+    net.cut |= {("d", "a"), ("d", "b")}
+    opening = threading.Thread(target=third.do, args=("fd = os.open(path, os.O_RDWR)",),
+                               kwargs={"path": os.path.join(mounts["d"].mnt, "f"), "length": len(content)})
+    opening.start()
+    wait_until(lambda: followed() > before, 20, "the next home tells")
+    time.sleep(0.3)
+    net.cut -= {("d", "a")}
+    opening.join()
+    net.cut -= {("d", "b")}
+    time.sleep(0.3)
+    net.cut = set()
+    wait_until(lambda: TAKEN_OVER in mounts["a"].log_text(), 15, "the last home gives the file up")
+    wait_until(lambda: not error_of(third.do, "dev = gaia.Device('soft:0')\ndev.mmap(fd, length).unmap()"), 10, "it can be mapped")
+    wait_until(lambda: not error_of(b.agent, "os.fsync(fd)"), 10, "a sync that is told of nothing any more")
+    wait_until(lambda: not error_of(third, "os.fsync(fd)"), 10, "a sync that is told of nothing any more")
+    assert third("os.pwrite(fd, b'third', 5)") == 5
+    content[5:10] = b"third"
+    assert not error_of(third, "os.fsync(fd)")
+    check("read()", b.read(), content)
+    for program in a.agent, b.agent, third:
+        program.kill()
