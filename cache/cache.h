@@ -203,10 +203,10 @@ bool cache_file_has_died(const struct cache_file *file);
 bool cache_file_home_knows(const struct cache_file *file);
 /* Another node is its home now. What devices have of it is gone, and all that is done to it gives -EIO. */
 void cache_file_give_up(struct cache_file *file);
+/* Of two homes of a file that of the higher generation keeps it: cache_file_give_up(), or -EBUSY. */
+int cache_file_give_way(struct cache_file *file, uint64_t generation);
 /* Whether what is gone includes stores of this node's programs that nobody has collected. */
 bool cache_file_has_lost_stores(const struct cache_file *file);
-/* Of two homes of a file that of the higher generation keeps it; 0: it was told to nobody yet. */
-uint64_t cache_file_generation(struct cache_file *file);
 /* False: this node has stood still, and another may be the file's home by now, which will be known soon:
  * what changes the file's bytes should wait until then. A write-back of this node's kernel need not wait if
  * it would be discarded in any case, nor what collects (a read, a sync) if there is nothing to collect. */

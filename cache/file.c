@@ -148,14 +148,6 @@ bool cache_file_home_knows(const struct cache_file *file)
     return file->far && !file->far->handed && !file->discards && !cache_file_is_lost(file);
 }
 
-uint64_t cache_file_generation(struct cache_file *file)
-{
-    pthread_mutex_lock(&file->lock);
-    uint64_t generation = file->generation;
-    pthread_mutex_unlock(&file->lock);
-    return generation;
-}
-
 bool cache_file_is_sure(struct cache_file *file, enum cache_change change)
 {
     return file->far || !file->cache->nodes ||
@@ -194,7 +186,7 @@ static void note_stores(struct leaf *leaf, void *context)
         *stores |= !copy->replica->device->node && (copy->pending || copy->releasing);
 }
 
-void cache_file_give_up(struct cache_file *file)
+int cache_file_give_way(struct cache_file *file, uint64_t generation)
 {
     struct replica *replica = NULL;
     bool stores = false;
@@ -202,6 +194,10 @@ void cache_file_give_up(struct cache_file *file)
     /* What is released later is not acknowledged: replica_give_up(), cache_map_release(). Agents' programs
      * are told by what takes the file's place there. */
     pthread_mutex_lock(&file->lock);
+    if (!file->far && file->generation >= generation) {
+        pthread_mutex_unlock(&file->lock);
+        return -EBUSY;
+    }
     if (!file->far && !file->given_up)
         index_each(&file->index, note_stores, &stores);
     if (stores)
@@ -213,13 +209,19 @@ void cache_file_give_up(struct cache_file *file)
     uint64_t pages = file_pages(file->size);
     pthread_mutex_unlock(&file->lock);
     if (before || file->far)
-        return;
+        return 0;
     while ((replica = file_next_replica(file, replica))) {
         home_device_lose(replica);
         replica_changed(replica); /* an acquire is to come, and fail */
         replica->frames->ops->drop(replica->frames, 0, pages);
     }
     claim_give_up(file);
+    return 0;
+}
+
+void cache_file_give_up(struct cache_file *file)
+{
+    cache_file_give_way(file, UINT64_MAX);
 }
 
 bool cache_file_has_lost_stores(const struct cache_file *file)

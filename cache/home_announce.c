@@ -16,23 +16,27 @@ static struct node_request follow_request(const struct cache_file *file)
 
 /* ---- one file, all agents ---- */
 
-/* Whether it is this thread's to announce it: nobody has, and nobody does. The file's lock is taken. */
-static bool begin_announcing(struct cache_file *file, const struct node_name *name)
+/* 1: it is this thread's to announce it, as nobody has, and nobody does. 0, or -ESTALE: another node has
+ * become its home meanwhile, and would give it up for one that has given it up. The file's lock is taken. */
+static int begin_announcing(struct cache_file *file, const struct node_name *name)
 {
     struct nodes *nodes = file->cache->nodes;
+    int begun = 0;
 
     pthread_mutex_lock(&file->lock);
     while (file->announced == ANNOUNCING)
         pthread_cond_wait(&file->changed, &file->lock);
-    bool done = file->announced == ANNOUNCED;
-    if (!done) {
+    if (file->given_up) {
+        begun = -ESTALE;
+    } else if (file->announced != ANNOUNCED) {
         file->name = *name;
         file->generation = nodes_generation(nodes);
         file->taken_over = nodes_first_home_of(nodes, name) != nodes->self;
         file->announced = ANNOUNCING;
+        begun = 1;
     }
     pthread_mutex_unlock(&file->lock);
-    return !done;
+    return begun;
 }
 
 /* The sessions with all agents, with references, and how often an agent has entered by now. An agent that
@@ -83,10 +87,11 @@ int home_announce(struct cache_file *file, const struct node_name *name)
     uint64_t entered;
     bool all;
 
-    if (!begin_announcing(file, name))
-        return 0;
+    int error = begin_announcing(file, name);
+    if (error <= 0)
+        return error;
     const struct node_request request = follow_request(file);
-    int error = tell_agents(file->cache->nodes, NODE_FOLLOW, &request, &entered, &all);
+    error = tell_agents(file->cache->nodes, NODE_FOLLOW, &request, &entered, &all);
     /* What this node's programs have in its kernel's cache nobody has counted; and who was told first may
      * have read what programs of the others wrote to the data directory until they were told. */
     pthread_mutex_lock(&file->lock);

@@ -157,7 +157,7 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
     }
     if (rc == 0) /* also where another thread has opened the file, and may not have told yet */
         rc = inode_writers_tell(inode);
-    if (rc == 0 && fs->options.members)
+    if (rc == 0 && fs->options.members && !cache_file_is_far(file)) /* by who was told of a home meanwhile */
         rc = cache_file_announce(file, &name);
     if (rc == 0)
         *file_out = file;

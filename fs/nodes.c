@@ -234,10 +234,7 @@ static int give_way(struct cache_file *file, const struct node_name *name, uint6
 {
     if (cache_file_is_far(file) && cache_file_is_at(file, name))
         return 0;
-    if (!cache_file_is_far(file) && cache_file_generation(file) >= generation)
-        return -EBUSY;
-    cache_file_give_up(file);
-    return 0;
+    return cache_file_give_way(file, generation);
 }
 
 static bool try_later(unsigned *waited_ms, unsigned most_ms)

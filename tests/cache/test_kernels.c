@@ -154,6 +154,30 @@ static void test_a_copy_of_a_file_that_was_given_up(void **state)
     assert_int_equal(second, 0);
 }
 
+/* Another one's that is later, as this one's is announced to nobody yet, or earlier. What was given up is
+ * announced to nobody: all would take this node for the latest home. */
+static void test_a_file_that_is_given_up_before_it_is_announced(void **state)
+{
+    const struct node_name name = {.length = 1};
+
+    (void)state;
+    if (!start_nodes())
+        skip();
+    f.file->generation = 7;
+    int later = cache_file_give_way(f.file, 7);
+    bool kept = !cache_file_is_lost(f.file);
+    f.file->generation = 0;
+    int earlier = cache_file_give_way(f.file, 7);
+    bool lost = cache_file_is_lost(f.file);
+    int announced = home_announce(f.file, &name);
+    uint64_t generation = f.file->generation;
+    stop_nodes();
+    assert_true(later == -EBUSY && kept);
+    assert_true(earlier == 0 && lost);
+    assert_int_equal(announced, -ESTALE);
+    assert_int_equal(generation, 0);
+}
+
 /* The home is told the end of each READ, also of one that it has not heard of: not another's. */
 static void test_a_read_of_a_far_file_that_was_given_up(void **state)
 {
@@ -513,6 +537,7 @@ int main(void)
         cmocka_unit_test(test_a_write_back_of_another_node_beside_a_change),
         cmocka_unit_test(test_changes_that_wait_while_a_file_is_given_up),
         cmocka_unit_test(test_a_copy_of_a_file_that_was_given_up),
+        cmocka_unit_test(test_a_file_that_is_given_up_before_it_is_announced),
         cmocka_unit_test(test_a_read_of_a_far_file_that_was_given_up),
         cmocka_unit_test(test_a_cut_that_can_keep_no_twin),
         cmocka_unit_test(test_a_cut_of_what_was_read_at_the_last_byte_that_there_can_be),
