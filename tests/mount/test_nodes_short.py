@@ -79,6 +79,23 @@ def test_who_can_not_meet_it_back(planned):
     assert "node b could not be met: socket: Too many open files" in nodes[0].log_text()
 
 
+def test_who_has_another_list_and_says_so_later(planned, workdir):
+    """Not when the new node meets all for the first time, but when it has the memory for that: the mount fails as well."""
+    plan, nodes, _ = planned(3)
+    plan.arm(ROWS.index("memfd_create"), errno.EMFILE, 1, 1)
+
+    def enough():
+        wait_until(lambda: plan.landed)
+        plan.row = -1
+
+    ends = threading.Thread(target=enough)
+    ends.start()
+    peers = f"{nodes.peers}/z@{nodes.addresses[0]}-z"
+    said = refused_mount(workdir, f"node=b,peers={peers},timeout=0,peer_timeout=3", nodes.data)
+    ends.join()
+    assert "meeting the other nodes: node a has another list of members" in said, said
+
+
 def test_who_lives_as_others_say(cluster, agents, workdir, monkeypatch):
     """It has no memory to hear who comes, nor to say so; who comes can ask those who have met it."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
