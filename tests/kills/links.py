@@ -15,6 +15,7 @@ CLONE_NEWNET = 0x40000000
 DATAGRAM_MAX = 1 << 17
 WAITING_MAX = 256  # datagrams of a direction: then nothing more is read, and its sender's socket fills
 TICK_S = 0.002
+LATE_NS = 400_000_000  # without a turn nothing is carried: nodes take each other for dead after a second
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,6 +53,7 @@ class Links:
         self.prefix, self.names = prefix, names
         self.own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         self.cut, self.late = set(), {}  # directions; seconds of a direction
+        self.missed = []                 # (from, to) in which the machine let this process do nothing, in ns
         self.pipes, self.listening, self.of_fd = [], {}, {}
         self.epoll, self.lock = select.epoll(), threading.Lock()
         self.spaces = {}
@@ -99,7 +101,11 @@ class Links:
     # --- carrying ---
 
     def carry(self):
+        turn = time.monotonic_ns()
         while not self.over:
+            turn, last = time.monotonic_ns(), turn
+            if turn - last > LATE_NS:
+                self.missed.append((last, turn))
             busy = any(p.waiting[0] or p.waiting[1] or not p.socks[1] for p in self.pipes)
             events = self.epoll.poll(TICK_S if busy else 0.1)
             with self.lock:

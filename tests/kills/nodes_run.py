@@ -381,7 +381,8 @@ class Cluster:
                 raise Failure(f"the daemon of {node.name} ended with {code}: {node.mount.log_text()}")
 
     def judge(self):
-        judge = Judge(self.args.nodes, self.still, self.rough)
+        rough = [(since, until + int((PATIENCE_S + 2) * 1e9)) for since, until in self.links.missed]
+        judge = Judge(self.args.nodes, self.still, self.rough + rough)
         for node in self.nodes:
             path = os.path.join(self.folder, f"log-{node.number}")
             if os.path.exists(path):
