@@ -78,6 +78,14 @@ def units(args):
             if os.access(program, os.X_OK) and "." not in os.path.basename(program)]
 
 
+def to_the_next_test(said):
+    """Of what a unit test program says the part to the end of the first test that failed: it is left where it stood, with its
+    threads and its memory, and what they do to the tests behind it shows nothing. The second try runs those, too."""
+    failed = re.search(r"^\[  (?:ERROR|FAILED) .*?(?=^\[ RUN )", said, re.M | re.S)
+    crashed = re.search(r"^ended by signal.*", said, re.M)
+    return said[:failed.end()] + (crashed[0] if crashed else "") if failed else said
+
+
 def may_try_again(args, failed):
     """failed: {name: what it printed}. Few, and nothing that is a flaw at any time."""
     return 0 < len(failed) <= args.again and not any(PROOF.search(text) for text in failed.values())
@@ -94,7 +102,7 @@ def run_units(args, env, count):
         for program, (counts, said) in zip(programs, pool.map(lambda program: run_unit(program, env), programs)):
             print(said, flush=True)
             if counts[1]:
-                failed[program], first[program] = said, counts
+                failed[program], first[program] = to_the_next_test(said), counts
             else:
                 count.add(*counts)
     again = may_try_again(args, failed)

@@ -77,6 +77,15 @@ def test_a_sanitizer_is_believed_at_once(check, workdir, said):
     assert check("--unit", "--again", "5")[0] == 1
 
 
+@pytest.mark.parametrize("ends, tried", [("exit 99", True), ("kill -SEGV $$", False)])
+def test_what_comes_of_a_failure_is_not_held_against_it(check, workdir, ends, tried):
+    """A test that failed leaves its threads to the next one: a sanitizer's word on that is not on the program."""
+    after = f'echo "[  ERROR   ] late"; echo "[ RUN      ] next"; echo "WARNING: ThreadSanitizer: data race"; {ends}'
+    unit(workdir, "late", f'[ -e "{workdir}/a" ] || {{{{ touch "{workdir}/a"; {after}; }}}}'.replace("{{", "{").replace("}}", "}"))
+    code, line, flaky = check("--unit", "--again", "1")
+    assert (code == 0, len(flaky)) == (tried, tried)
+
+
 def test_a_program_that_crashes_has_no_second_try(check, workdir):
     unit(workdir, "crashes", SECOND.format(workdir, "a").replace("exit 1", "kill -ABRT $$"))
     assert check("--unit", "--again", "5")[:2] == (1, "1 passed, 1 failed, 0 skipped")
