@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import gaia
-from conftest import BIN, TOP
+from conftest import BIN, TOP, not_in_the_gate
 from files import make, open_map, pattern
 from helpers import MIB, PAGE, AgentDied, agents, device_statistics, devices, statistics, wait_until  # noqa: F401
 
@@ -221,6 +221,8 @@ def test_a_touch_that_is_refused(mount, devices, agents, full, traced):
 
 # --- what becomes of them --------------------------------------------------------------------------------------------
 
+
+@not_in_the_gate
 @pytest.mark.traps
 @pytest.mark.limit(120)
 def test_a_timeline(mount, devices, traced, workdir):
@@ -321,6 +323,7 @@ print(gaia.Device("soft:0").mmap(os.open(sys.argv[1], os.O_RDWR), 4096)[0])' "$2
 status=$?; umount "$2"; wait; exit $status"""
 
 
+@not_in_the_gate
 @pytest.mark.traps
 @pytest.mark.limit(120)
 def test_in_a_pid_namespace(traced, workdir):
