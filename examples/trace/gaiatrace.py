@@ -270,6 +270,7 @@ def main():
     own = sys.argv[1:sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     command = sys.argv[len(own) + 2:]  # this program is not to look at its options
     options = parser.parse_args(own)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background programs ignore it
     if not shutil.which("bpftrace"):
         fail("no bpftrace (Debian: apt-get install bpftrace)")
     if options.what == "offsets" and not shutil.which("gnuplot"):
