@@ -114,7 +114,7 @@ static void kernels_any_modified(void **)
     static const unsigned warps[] = {1, 2, 3, 8};
 
     launch(1, 1, [&] { gaia_hash_pages(p.quads, PAGES, digests); });
-    for (unsigned round = 0; round < 16; round++) {
+    for (unsigned round = 0; round < so_many(16); round++) {
         uint64_t page = random.below(PAGES), end = random.below(PAGES + 1);
         uint32_t any = 0;
 
