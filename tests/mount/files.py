@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of a mount and mappings of them, in the process of the test."""
+import errno
 import mmap
 import os
 import random
@@ -8,7 +9,7 @@ import subprocess
 import pytest
 
 import gaia
-from helpers import read_direct, read_file, write_file
+from helpers import PAGE, read_direct, read_file, write_file
 
 
 def pattern(size, seed=1):
@@ -72,3 +73,27 @@ def mount_ext4(workdir, size, *options, how="loop"):
     if done.returncode:
         pytest.skip(f"no ext4 in a file here: {done.stderr}")
     return folder
+
+
+def mount_tmpfs(workdir, size):
+    """A folder with a new tmpfs of so many bytes."""
+    folder = os.path.join(workdir, "tmpfs")
+    os.mkdir(folder)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no tmpfs: {done.stderr}")
+    return folder
+
+
+def fill(folder):
+    """Until nothing goes in; returns the ballast's path."""
+    path = os.path.join(folder, "ballast")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for size in (65536, PAGE):
+        try:
+            while True:
+                os.write(fd, bytes(size))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    os.close(fd)
+    return path

@@ -13,7 +13,7 @@ import pytest
 
 import gaia
 import helpers
-from files import mount_ext4, pattern
+from files import fill, mount_ext4, mount_tmpfs, pattern
 from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, daemon_with_faults, devices,  # noqa: F401
                      error_of, read_file, statistics, wait_until, write_file)
 
@@ -22,11 +22,7 @@ from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_f
 @pytest.fixture
 def small(workdir):
     """A data directory on a filesystem of 4 MiB."""
-    folder = os.path.join(workdir, "small")
-    os.mkdir(folder)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no tmpfs: {done.stderr}")
+    folder = mount_tmpfs(workdir, 4 * MIB)
     yield folder
     subprocess.run(["umount", "-l", folder], check=False)
 
@@ -36,20 +32,6 @@ def small_ext4(workdir):
     folder = mount_ext4(workdir, 16 * MIB, "-O", "^has_journal")
     yield folder
     subprocess.run(["umount", "-l", folder], check=False)
-
-
-def fill(folder):
-    """Until nothing goes in; returns the ballast's path."""
-    path = os.path.join(folder, "ballast")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
-    for size in (65536, PAGE):
-        try:
-            while True:
-                os.write(fd, bytes(size))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
-    os.close(fd)
-    return path
 
 
 @pytest.mark.parametrize("kind", ["small", "small_ext4"])

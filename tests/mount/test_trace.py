@@ -18,7 +18,7 @@ import pytest
 
 import gaia
 from conftest import BIN, TOP, not_in_the_gate
-from files import make, open_map, pattern
+from files import fill, make, mount_tmpfs, open_map, pattern
 from helpers import MIB, PAGE, AgentDied, agents, device_statistics, devices, statistics, wait_until  # noqa: F401
 
 sys.path.append(os.path.join(TOP, "examples", "trace"))
@@ -185,15 +185,10 @@ def test_each_touch_of_many_threads_is_served_once(mount, devices, traced):
 @pytest.fixture
 def full(workdir):
     """A data directory in which there is no room, and in it the file f of 1 MiB that is a hole."""
-    folder = os.path.join(workdir, "full")
-    os.mkdir(folder)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no tmpfs: {done.stderr}")
-    os.truncate(os.open(os.path.join(folder, "f"), os.O_CREAT | os.O_WRONLY), MIB)
-    with contextlib.suppress(OSError), open(os.path.join(folder, "ballast"), "wb", buffering=0) as file:
-        while file.write(bytes(PAGE)):
-            pass
+    folder = mount_tmpfs(workdir, MIB)
+    with open(os.path.join(folder, "f"), "wb") as file:
+        file.truncate(MIB)
+    fill(folder)
     yield folder
     subprocess.run(["umount", "-l", folder], check=False)
 
