@@ -81,7 +81,7 @@ static int unmet(const struct nodes *nodes, uint64_t living, char why_out[CALL_W
         if (i == nodes->self || !home->listed || (ours && nodes_has_met(nodes, i)))
             continue;
         if (!ours && home->error == -EPROTONOSUPPORT) { /* it has come to say so since nodes_meet_all() */
-            snprintf(why_out, CALL_WHY, MEET_DIFFERS, home->member.name);
+            snprintf(why_out, CALL_WHY, "node %s " MEET_DIFFERS, home->member.name);
             return home->error;
         }
         if (!ours && !home->connecting && !home->session && !meet_lives(home->error) && !said)

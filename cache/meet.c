@@ -108,7 +108,7 @@ static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_se
     error = error && meet_lives(ended) ? ended : error;
     snprintf(why_out, CALL_WHY, "it answers: %s",
              error == -ESHUTDOWN         ? "it is being unmounted"
-             : error == -EPROTONOSUPPORT ? "it has another list of members, or another version of gaiafs"
+             : error == -EPROTONOSUPPORT ? "it " MEET_DIFFERS
              : error == UNHEARD          ? "nothing but that it lives"
                                          : strerror(-error));
     return error;

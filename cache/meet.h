@@ -16,10 +16,11 @@ int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session *
 /* The session that there is, or NULL. A reference is the caller's. */
 struct call_session *nodes_home_session(struct nodes *nodes, unsigned member);
 
+/* What -EPROTONOSUPPORT means, for people. */
+#define MEET_DIFFERS "has another list of members, or another version of gaiafs"
 /* Meet a member that has just met us: we must know what it tracks before it is told that we know. 0 also when
  * it does not answer, or can't be met now; -EPROTONOSUPPORT: it has another list, or another version;
  * -EACCES: it does not list us. */
-#define MEET_DIFFERS "node %s has another list of members, or another version of gaiafs"
 int nodes_meet(struct nodes *nodes, unsigned member);
 /* The member is listed, and is not this node. */
 bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out);

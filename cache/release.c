@@ -3,7 +3,7 @@
  * never differs from a page that the kernel may hold, except by what the kernel itself stored. Hence
  * "releasing" before "pending".
  *
- * A release takes its pages batch by batch (release_range()). Those of a batch (release_work())
+ * A release takes its pages batch by batch (release_by_batches()). Those of a batch (release_work())
  *
  *  - are made busy, so that nobody else places, drops or releases them (take_free());
  *  - stand still, as their next stores are trapped (seal()). A device that scans can't be stopped: what was
