@@ -8,7 +8,7 @@ import bisect
 import collections
 import json
 
-from nodes_worker import APPEND, CELL, CELLS, CPU, DEVICE, FILES, PAGE, WRITE, encode, first_content, writer_of
+from nodes_worker import APPEND, CELL, CELLS, CPU, DEVICE, FILES, PAGE, WRITE, encode, writer_of
 
 Call = collections.namedtuple("Call", "worker number begin end kind file more error result")
 LOOKS = {"read", "load", "device"}
