@@ -61,7 +61,7 @@ static _Noreturn void be_other(bool many_groups, uid_t user)
     static gid_t groups[GROUPS_MANY];
     pthread_t thread;
 
-    alarm(60);
+    alarm(240);
     for (unsigned i = 0; i < GROUPS_MANY; i++)
         groups[i] = 100000 + i;
     if ((many_groups && setgroups(GROUPS_MANY, groups)) || (user && setuid(user)))

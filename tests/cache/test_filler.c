@@ -191,6 +191,6 @@ int main(void)
         cmocka_unit_test(test_who_unmaps_waits_for_no_other),
     };
 
-    alarm(120);
+    alarm(240);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

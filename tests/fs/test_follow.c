@@ -276,6 +276,6 @@ int main(void)
         return 0;
     }
     device = eventfd(0, EFD_NONBLOCK);
-    alarm(60);
+    alarm(240);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -616,6 +616,6 @@ int main(void)
         cmocka_unit_test(test_an_arena_that_a_kernel_wrote_over),
     };
 
-    alarm(120);
+    alarm(240);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

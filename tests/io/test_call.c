@@ -494,7 +494,7 @@ static void test_read_into_what_stands(void **state)
     struct gaia_standing standing = {.address = frames, .length = (size_t)3 * LENGTH, .reaches = &reaches};
 
     (void)state;
-    couple_open(&c, 500);
+    couple_open(&c, SHORT_MS / 2);
     assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
     assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, &standing), 0);
     assert_true(matches(frames + LENGTH, LENGTH, seed, 8192));

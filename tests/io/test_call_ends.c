@@ -409,7 +409,7 @@ static void stop_at_work(int (*work)(const char *address, unsigned limit_ms), un
 
 static void callers_stop(unsigned limit_ms, unsigned after_ms, unsigned ms, unsigned later_ms)
 {
-    stop_at_work(calls_that_failed, limit_ms, after_ms, ms, later_ms);
+    stop_at_work(calls_that_failed, PATIENCE * limit_ms, PATIENCE * after_ms, PATIENCE * ms, PATIENCE * later_ms);
 }
 
 /* It is not the answers that are late: they wait for a process that stood still. */
@@ -438,7 +438,7 @@ static void test_both_stopped_with_calls_that_nobody_waits_for(void **state)
     (void)state;
     if (carrier != GAIA_CARRIER_LOCAL)
         skip();
-    stop_at_work(starts_that_failed, 4000, 0, 4200, 2200);
+    stop_at_work(starts_that_failed, PATIENCE * 4000, 0, PATIENCE * 4200, PATIENCE * 2200);
 }
 
 /* A node that nobody's test looks at. */

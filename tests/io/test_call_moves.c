@@ -43,10 +43,10 @@ static void open_with(struct couple *c, unsigned queues, unsigned depth)
     char why[CALL_WHY];
 
     memset(c, 0, sizeof *c);
-    node_open(&c->server, true, 3000);
+    node_open(&c->server, true, TIMEOUT_MS);
     node_init(&c->client);
     new_address(c->client.address, false);
-    config = node_config(&c->client, 3000);
+    config = node_config(&c->client, TIMEOUT_MS);
     config.queues = queues;
     config.depth = depth;
     assert_int_equal(calls_open(&config, &c->client.calls, why), 0);
@@ -181,14 +181,14 @@ static void test_a_write_is_not_waited_for(void **state)
     (void)state;
     if (carrier != GAIA_CARRIER_LOCAL) /* whose peer answers itself */
         skip();
-    couple_open(&c, 1000);
+    couple_open(&c, SHORT_MS);
     transport_test.deaf = true;
     for (unsigned slot = 0; slot < CALL_SLOTS; slot++) {
-        assert_in_range(took_ms(c.session, slot, &error), 0, 500);
+        assert_in_range(took_ms(c.session, slot, &error), 0, SHORT_MS / 2);
         assert_int_equal(error, 0);
     }
     assert_int_equal(call_session_error(c.session), 0);
-    assert_true(took_ms(c.session, 0, &error) >= 200);
+    assert_true(took_ms(c.session, 0, &error) >= SHORT_MS / 5);
     assert_int_equal(error, -EIO);
     transport_test.deaf = false;
     assert_true(call_session_error(c.session) < 0);
@@ -221,7 +221,7 @@ static void start_without_room(struct mover *mover, struct couple *c, bool write
     refusals = 0;
     starved = socket_of(c->session, writes ? CALL_QUEUE_MESSAGES : CALL_QUEUE_MESSAGES + 1);
     assert_int_equal(pthread_create(&mover->thread, NULL, run_mover, mover), 0);
-    nap_ms(300);
+    nap_ms(300 * PATIENCE);
     assert_true(refusals > 3);
     assert_false(mover->back);
 }
@@ -239,13 +239,13 @@ static void test_no_room_for_some_time(void **state)
         skip();
     for (unsigned writes = 0; writes < 2; writes++) {
         open_with(&c, 1, 16);
-        node_open(&third, true, 3000);
+        node_open(&third, true, TIMEOUT_MS);
         struct call_session *other = join_to(&c.client, &third);
         start_without_room(&mover, &c, writes);
         uint64_t before = now_ms();
         for (unsigned i = 0; i < 20; i++)
             assert_int_equal(ask(other, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
-        assert_true(now_ms() - before < 1000);
+        assert_true(now_ms() - before < SHORT_MS);
         starved = -1;
         pthread_join(mover.thread, NULL);
         assert_int_equal(mover.error, 0);
@@ -273,7 +273,7 @@ static void test_no_room_until_the_end(void **state)
         starved = -1;
         pthread_join(mover.thread, NULL);
         assert_int_equal(mover.error, -EIO);
-        assert_true(now_ms() - before < 2500);
+        assert_true(now_ms() - before < TIMEOUT_MS - SHORT_MS / 2);
         couple_close(&c);
     }
 }

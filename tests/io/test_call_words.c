@@ -136,7 +136,7 @@ static void test_nonsense(void **state)
 
         stranger_open(&s, &c.server, !all_nonsense[i].before_begin);
         say(&s, &words, all_nonsense[i].length);
-        if (!await_ms(&s.side, &s.side.closed, 1, 5000))
+        if (!await_ms(&s.side, &s.side.closed, 1, 5 * SHORT_MS))
             fail_msg("%s: is let pass", all_nonsense[i].what);
         stranger_is_out(&s, &c, i + 1);
         if (i % 12 == 11) { /* places of sessions in the fixture */

@@ -32,10 +32,17 @@
 #include "io/transport_internal.h"
 #include "tests/random.h"
 
-#define TIME_LIMIT_S 60
-#define TIMEOUT_MS 3000u /* of transports, where no test waits for it */
-#define SHORT_MS 1000u   /* where one does */
-#define SLACK_MS 4000u   /* more, on a machine under load or under emulation */
+/* Times are longer by this under TSan: what takes 20 ms beside nothing has taken a second there, on a machine
+ * with two processors and more to do. */
+#ifdef __SANITIZE_THREAD__
+#define PATIENCE 4u
+#else
+#define PATIENCE 1u
+#endif
+#define TIME_LIMIT_S (60 * PATIENCE)
+#define TIMEOUT_MS (3000u * PATIENCE) /* of transports, where no test waits for it */
+#define SHORT_MS (1000u * PATIENCE)   /* where one does */
+#define SLACK_MS (4000u * PATIENCE)   /* more, on a machine under load or under emulation */
 #define KIB ((size_t)1024)
 #define MIB ((size_t)1024 * 1024)
 #define LINKS 64
