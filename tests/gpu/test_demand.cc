@@ -246,7 +246,7 @@ static void large_units(void **)
     options.frames = 16;
     options.arena_slots = 60;
     options.is_restless = options.answers_pull = true;
-    play(options, 6, 1000);
+    play(options, 6, so_many(1000));
 }
 
 /* Two slots for six warps, whose tickets wrap. */

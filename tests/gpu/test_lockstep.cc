@@ -270,15 +270,21 @@ static void play(uint32_t unit_shift, unsigned turns, uint32_t frames, unsigned 
     assert_int_equal(wrongs.exchange(0), 0);
 }
 
+#ifdef GAIAFS_UNDER_TSAN /* which takes its time */
+#define SLOW 4u
+#else
+#define SLOW 1u
+#endif
+
 static void small_units(void **)
 {
-    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, so_many(300), FRAMES_FOR_PINS, 5);
+    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, so_many(300 / SLOW), FRAMES_FOR_PINS, 5);
 }
 
 static void large_units(void **)
 {
-#ifdef GAIAFS_UNDER_TSAN /* which takes its time for each quad */
-    play(GAIA_DEMAND_UNIT_SHIFT_LARGE, 8, 6, 4);
+#ifdef GAIAFS_UNDER_TSAN /* for each quad */
+    play(GAIA_DEMAND_UNIT_SHIFT_LARGE, so_many(8), 6, 4);
 #else
     play(GAIA_DEMAND_UNIT_SHIFT_LARGE, 60, FRAMES_FOR_PINS, 5);
 #endif
@@ -287,7 +293,7 @@ static void large_units(void **)
 /* What is let go too early is gone at once. */
 static void few_frames(void **)
 {
-    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, so_many(200), 6, 4);
+    play(GAIA_DEMAND_UNIT_SHIFT_SMALL, so_many(200 / SLOW), 6, 4);
 }
 
 /* What was stored is given to the host, and stays; and then goes. */

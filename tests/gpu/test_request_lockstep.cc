@@ -2,6 +2,7 @@
 /* RDMA reads that a GPU posts (gpu/request_device.h), as a GPU has them, a lane a thread (lockstep.h): masks,
  * leaders and shuffles, with lanes that run apart. What the code does is tested by test_request, with a warp
  * a thread; here it must do the same. */
+#include "tests/gate.h"
 #include "tests/gpu/lockstep.h"
 
 #include "tests/gpu/reader.h"
@@ -70,7 +71,7 @@ static void lanes_that_run_apart(void **)
     two.depth = 64;
     m.device.add(one);
     m.device.add(two);
-    play(m, 300);
+    play(m, so_many(300));
     for (auto &p : m.device.pairs) {
         assert_int_equal(p->control.done, p->control.head);
         posted += p->control.head;
@@ -92,7 +93,7 @@ static void lanes_of_a_queue_that_fails(void **)
     pair &p = m.device.add(options);
 
     p.trouble_at = 3333;
-    play(m, 200);
+    play(m, so_many(200));
     assert_int_equal(good, 3333);
     assert_int_equal(p.control.error >> 32, 3333);
     assert_int_equal((uint8_t)p.control.error, MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR);

@@ -46,10 +46,10 @@ def so_much(usual, gate):
     return gate if os.environ.get("GAIA_GATE") else usual
 
 
-# tests/run.sh (GAIA_GATE) runs every test, but of four parametrizations or more every third one, of eight or more every fifth,
-# or one of so many: here by file. Of that a third where the plain suite runs some, too (others, where there are enough); all
+# tests/run.sh (GAIA_GATE) runs every test, but of two parametrizations or more every second one, of four or more every fourth,
+# of eight or more every eighth, or one of so many: here by file. Of that a third where the plain suite runs some, too (others, where there are enough); all
 # that is marked `whole`, and one of n of what is marked `one_of(n)`. `make check` runs all.
-THINNED = {"cuda_broken": 5, "cuda_cut": 2, "cuda_lanes": 4, "cuda_large": 4, "cuda_maps": 4, "cuda_refresh": 5, "cuda_windows": 4,
+THINNED = {"cuda_broken": 5, "cuda_cut": 2, "cuda_lanes": 4, "cuda_large": 8, "cuda_maps": 4, "cuda_refresh": 5, "cuda_windows": 4,
            "device_code": 5, "injection": 5, "networks": 3, "nodes": 5, "nodes_calls": 3, "nodes_deaths": 3, "nodes_names": 3,
            "nodes_random": 3, "nodes_room": 3, "nodes_sizes": 3, "permissions": 4, "sharing": 4}
 SANITIZED = {"injection"}  # more of it there than here
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items):
         return
     again = bool(device or os.environ.get("GAIAFS_SANITIZE"))
     for (file, name), group in groups.items():
-        usual = 5 if len(group) >= 8 else 3 if len(group) >= 4 else 1
+        usual = 8 if len(group) >= 8 else 4 if len(group) >= 4 else 2
         one_of = THINNED.get(file, usual) * (3 if again != (file in SANITIZED) else 1)
         marked = group[0].get_closest_marker("one_of")
         one_of = marked.args[0] if marked else one_of

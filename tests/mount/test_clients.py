@@ -12,7 +12,7 @@ import time
 import pytest
 
 import gaia
-from conftest import measures_memory
+from conftest import measures_memory, so_much
 from files import make, open_map
 from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
                      functions_of, make_random, memory_kib, read_file, repeats, stand_still, statistics, tool, wait_until, write_file)
@@ -281,7 +281,7 @@ def test_churn_of_maps_beside_faults(mount, agents):
     contents = [rng.randbytes(rng.randrange(2, 30) * PAGE) for _ in range(6)]
     paths = [make(m, content, f"f{i}") for i, content in enumerate(contents)]
     child = functions_of(__name__, agents())
-    counts = child("churn(paths, contents, 2.5, seed)", paths=paths, contents=contents, seed=rng.random())
+    counts = child("churn(paths, contents, seconds, seed)", seconds=so_much(2.5, 1), paths=paths, contents=contents, seed=rng.random())
     print("mapped and unmapped, faulted", counts)
     assert min(counts) > 20
     assert [read_file(path) for path in paths] == contents

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 import helpers
-from conftest import TOP
+from conftest import TOP, not_in_the_gate
 from helpers import make_random, read_file, write_file
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is what users get")
@@ -179,6 +179,7 @@ def test_bad_arguments(on, name, workdir):
     assert "not a regular file of a gaiafs mount" in on.run(name, *arguments, status=2)
 
 
+@not_in_the_gate
 @pytest.mark.limit(300)
 def test_nvcc_takes_them():
     """`make examples-cuda`, which says that it does nothing where there is no nvcc."""

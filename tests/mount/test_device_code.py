@@ -65,8 +65,9 @@ def test_the_kept_ptx_of_the_tests_is_current(tmp_path):
         "tests/gpu/paging_kernels.cc or a header of it changed: run `make paging-ptx`"
 
 
+@not_in_the_gate
 @pytest.mark.limit(200)
-@pytest.mark.parametrize("architecture", ["sm_75", *(pytest.param(later, marks=not_in_the_gate) for later in ("sm_90", "sm_100"))])
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_100"])
 def test_the_assembler_and_nvcc_take_the_kernels_of_the_tests(architecture, tmp_path):
     """Kernels with a gaia_view: of clang's PTX and of nvcc's own."""
     source = os.path.join(conftest.TOP, "tests", "gpu", "paging_kernels.cc")

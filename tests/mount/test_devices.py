@@ -12,7 +12,7 @@ import pytest
 import gaia
 from helpers import (PAGE, agents, device_statistics, devices, make_random, read_file,  # noqa: F401
                      repeats, tool, wait_until, write_file)
-
+from conftest import measures_memory, so_much
 MIB = 1 << 20
 DEVICES = 8
 
@@ -152,7 +152,7 @@ def test_the_policy_of_eviction(mount, devices, policy):
 def test_pressure_loses_nothing(mount, options, stores):
     m = mount(options)
     seed = make_random().randrange(1 << 30)
-    status, output = tool("tool_pressure", os.path.join(m.mnt, "f"), 16, 4, repeats(stores), seed)
+    status, output = tool("tool_pressure", os.path.join(m.mnt, "f"), 16, 4, repeats(so_much(stores, stores // 2)), seed)
     assert status == 0, output
     stat = device_statistics(m.mnt)
     assert stat["evictions"] > 0

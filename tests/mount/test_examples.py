@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conftest import TOP, not_in_the_gate
+from conftest import TOP, not_in_the_gate, so_much
 from helpers import APART, PAGE, make_random, read_file, write_file
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="the plain build is what users get")
@@ -319,7 +319,7 @@ def examples():
 def test_sssp(mount, monkeypatch, examples, workdir):
     monkeypatch.setattr("conftest.BIN", TOP)
     m = mount()
-    output = run("sh", os.path.join(TOP, "examples", "sssp", "run.sh"), "-n", 3, "-s", 10, m.mnt, timeout=100,
+    output = run("sh", os.path.join(TOP, "examples", "sssp", "run.sh"), "-n", 3, "-s", so_much(10, 8), m.mnt, timeout=100,
                  env={**os.environ, "TMPDIR": workdir, "GAIA_PROGRAMS": TOP, "GAIA_EXAMPLES": examples})
     assert re.search(r"^sssp: all \d+ checks passed$", output, re.M), output
     assert os.listdir(m.mnt) == [] and os.listdir(m.data) == []

@@ -567,7 +567,7 @@ def test_a_tree_that_is_swapped_meanwhile(small, workdir):
         try:
             os.chroot(small.mnt)
             os.chdir("/")
-            end = time.monotonic() + so_much(12, 3)
+            end = time.monotonic() + so_much(12, 2)
             i = 0
             while time.monotonic() < end:
                 i += 1

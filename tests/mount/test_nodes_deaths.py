@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import Mount, not_in_the_gate
+from conftest import Mount, not_in_the_gate, so_much
 from descriptors import descriptors_of
 from files import pattern
 from helpers import (PAGE, ROWS, AgentDied, agents, daemon_with_faults, error_of, read_file, refused_mount,  # noqa: F401
@@ -151,18 +151,19 @@ def test_an_agent_is_killed_in_the_middle_of_everything(cluster, agents):
     agent = Program(agents(), nodes.path(1))
     agent.agent.start("while True:\n    for at in range(1, length, 40): map[at] = map[at] ^ 1; cpu[at + 1] = cpu[at + 1] ^ 1\n"
                       "    map.release()\n    map.acquire()\n    os.pwrite(fd, b'x', 3)")
+    rounds = so_much(60, 20)
     for program, step in ((home, 4), (beside, 8)):
-        program.agent.start("for round_ in range(60):\n"
+        program.agent.start("for round_ in range(rounds):\n"
                             "    for at in range(step, length, 40): map[at] = round_ + step\n"
                             "    map.release()\n    map.acquire()\n"
                             "    for at in range(step + 1, length, 40): os.pwrite(fd, bytes([round_ + step]), at)\n",
-                            step=step)
+                            step=step, rounds=rounds)
     time.sleep(0.3)
     nodes[1].kill()
     for program, step in ((home, 4), (beside, 8)):
         within(60, "what was begun", program.agent.finish)
         for at in range(step, len(content), 40):
-            content[at] = content[at + 1] = 59 + step
+            content[at] = content[at + 1] = rounds - 1 + step
     for what, got in (("read", home.read()), ("device", beside.acquired()), ("load", beside.load())):
         for start in (4, 5, 8, 9):
             check(f"{what}, {start}", got[start::40], content[start::40])

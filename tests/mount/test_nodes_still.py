@@ -336,6 +336,7 @@ def test_a_third_makes_a_file_shorter_or_longer_alone(three, size):
     assert [program.load(end=min(size, 16 * PAGE)) for program in three.programs] == [bytes(three.content[:16 * PAGE])] * 2
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("gone", ["storing on", "forgotten", "writing on", "killed"])
 def test_a_third_that_has_written_alone_and(three, agents, gone):  # noqa: F811
     """It does not know any more that it has; or goes on and on while it meets the others again: what it has stored stays, too."""

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conftest import Mount
+from conftest import Mount, so_much
 from files import pattern
 from helpers import PAGE, agents, error_of, functions_of, make_random, read_file, statistics, tool, wait_until  # noqa: F401
 from nodes import SIDES, Program, check, cluster, served, tracked_by_all  # noqa: F401
@@ -219,8 +219,9 @@ def test_writes_beside_acquires(two, agents, writer, flusher):
     nodes, _content, one, _other, device = two()
     if flusher == "killed":
         os.kill(flusher_of(nodes[one])[0], signal.SIGKILL)
-    device.agent.start("end = time.monotonic() + 5\nwhile time.monotonic() < end: map.acquire()")
-    status, stale = tool("tool_beside", nodes.path(one), 4)
+    device.agent.start("end = time.monotonic() + seconds\nwhile time.monotonic() < end: map.acquire()",
+                       seconds=so_much(5, 3))
+    status, stale = tool("tool_beside", nodes.path(one), so_much(4, 2))
     device.agent.finish()
     assert status == 0, stale
 

@@ -48,8 +48,8 @@ def lend_objects(build):
         shutil.copy2(path, target)
 
 
-# tests/run.sh has time for one rule of each tool, and the one that the model alone can show.
-@pytest.fixture(scope="module", params=[name if name in ("TWIN_MERGED", "WRITEBACK_COLLECTS", "NO_HEAL") else
+# tests/run.sh has time for one rule that a tool shows, and the one that the model alone can show.
+@pytest.fixture(scope="module", params=[name if name in ("TWIN_MERGED", "NO_HEAL") else
                                         pytest.param(name, marks=conftest.not_in_the_gate) for name in BREAKS])
 def broken(request):
     """(name, folder) of a build with one rule broken."""
@@ -99,6 +99,7 @@ def test_histories_reject_a_broken_rule(broken, tmp_path):
     assert "\nfirst: rule " in done.stdout, done.stdout + done.stderr
 
 
+@conftest.not_in_the_gate
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("command", [ALTERNATE, MAPPING], ids=lambda c: c[0])
 def test_the_same_runs_pass_when_no_rule_is_broken(command, mount):
