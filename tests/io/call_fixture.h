@@ -140,8 +140,7 @@ static int serve_piece(struct call_session *session, unsigned op, const void *re
         return -ENOENT;
     if (op == OP_CHECK)
         return matches(bytes + piece.offset, piece.length, piece.salt, piece.offset);
-    for (size_t i = 0; i < piece.length; i++)
-        bytes[piece.offset + i] = byte_at(piece.salt, piece.offset + i);
+    fill_at(bytes + piece.offset, piece.length, piece.salt, piece.offset);
     return 0;
 }
 

@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 #include "io/engine_internal.h"
-#include "tests/random.h"
+#include "tests/bytes.h"
 
 #define TIME_LIMIT_S 240 /* a machine may have other work */
 #define KIB ((size_t)1024)
@@ -47,27 +47,6 @@ static enum gaia_io_kind kinds[] = {GAIA_IO_URING, GAIA_IO_THREADS};
 static char directory[256];
 static uint64_t seed;
 static const char *running = "";
-
-/* ---- bytes that tell where they belong ---- */
-
-static inline uint8_t byte_at(uint64_t salt, off_t offset)
-{
-    return (uint8_t)(mix(salt ^ ((uint64_t)offset >> 3)) >> (8 * (offset & 7)));
-}
-
-static inline void fill(uint8_t *buffer, size_t length, uint64_t salt, off_t offset)
-{
-    for (size_t i = 0; i < length; i++)
-        buffer[i] = byte_at(salt, offset + (off_t)i);
-}
-
-static inline bool matches(const uint8_t *buffer, size_t length, uint64_t salt, off_t offset)
-{
-    for (size_t i = 0; i < length; i++)
-        if (buffer[i] != byte_at(salt, offset + (off_t)i))
-            return false;
-    return true;
-}
 
 /* ---- files ---- */
 
@@ -106,7 +85,7 @@ static inline void write_pattern(int fd, size_t length, uint64_t salt)
     uint8_t *bytes = malloc(length);
 
     assert_non_null(bytes);
-    fill(bytes, length, salt, 0);
+    fill_at(bytes, length, salt, 0);
     write_all(fd, bytes, length, 0);
     assert_int_equal(fsync(fd), 0);
     free(bytes);

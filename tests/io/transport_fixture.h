@@ -30,7 +30,7 @@
 
 #include "base/clock.h"
 #include "io/transport_internal.h"
-#include "tests/random.h"
+#include "tests/bytes.h"
 
 /* Times are longer by this under TSan: what takes 20 ms beside nothing has taken a second there, on a machine
  * with two processors and more to do. */
@@ -52,25 +52,11 @@ static const char *here = "", *there = "";
 static uint64_t seed;
 static unsigned next_port;
 
-/* ---- bytes that tell where they belong ---- */
-
-static inline uint8_t byte_at(uint64_t salt, uint64_t offset)
-{
-    return (uint8_t)(mix(salt ^ (offset >> 3)) >> (8 * (offset & 7)));
-}
+/* ---- memory ---- */
 
 static inline void fill(uint8_t *bytes, size_t length, uint64_t salt)
 {
-    for (size_t i = 0; i < length; i++)
-        bytes[i] = byte_at(salt, i);
-}
-
-static inline bool matches(const uint8_t *bytes, size_t length, uint64_t salt, uint64_t offset)
-{
-    for (size_t i = 0; i < length; i++)
-        if (bytes[i] != byte_at(salt, offset + i))
-            return false;
-    return true;
+    fill_at(bytes, length, salt, 0);
 }
 
 /* Frames: a memfd, as those of the daemon are. */
