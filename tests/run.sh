@@ -73,13 +73,13 @@ lanes=$!
 } &
 lanes="$lanes $!"
 {
-    step "histories" python3 -B tests/history/run.py --operations 130000
-    step "histories of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 60000
-    step "histories on such GPUs" python3 -B tests/history/run.py --operations 40000 --gpu build/gcc/cuda
-    step "histories on such GPUs of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 30000 --gpu build/gcc/cuda
+    step "histories" python3 -B tests/history/run.py --operations 80000
+    step "histories of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 40000
+    step "histories on such GPUs" python3 -B tests/history/run.py --operations 25000 --gpu build/gcc/cuda
+    step "histories on such GPUs of two nodes" python3 -B tests/history/run.py --nodes 2 --operations 20000 --gpu build/gcc/cuda
     step "other programs" python3 -B tests/posix/run.py --quick
-    step "power cuts" python3 -B tests/vm/power.py
-    step "kills" python3 -B tests/kills/run.py
+    step "power cuts" python3 -B tests/vm/power.py --cuts 9
+    step "kills" python3 -B tests/kills/run.py --kills 320
     step "the suite, its third part" make check CHECK="--mounts --files $third"
     # All of it is warming up: an hour (make life) is held to 5 %.
     # Five threads more, which a busy moment calls, are an eighth of its memory.
