@@ -21,9 +21,9 @@ third=cuda_large,cuda_limits,deaths,leaving,mount,networks,nodes,nodes_deaths,no
 fourth=durability,frozen,nodes_apart,nodes_calls,nodes_members,nodes_names,nodes_nemesis,nodes_random,nodes_room,nodes_sizes,passthrough_devices,shared,shared_cuts,trace
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=1
-# Of each step's tests two may be late once, on a machine that four lanes are more than busy with: they are run again by
+# Of each step's tests three may be late once, on a machine that four lanes are more than busy with: they are run again by
 # themselves, and named at the end. Not where a sanitizer has said something, or anything has crashed. GAIA_AGAIN=0: none.
-export GAIA_AGAIN="${GAIA_AGAIN:-2}"
+export GAIA_AGAIN="${GAIA_AGAIN:-3}"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
