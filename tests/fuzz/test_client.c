@@ -8,12 +8,9 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#include "cache/cache.h"
 #include "cache/client.h"
 #include "fs/client.h"
 #include "fs/fs.h"
@@ -23,12 +20,10 @@
 #include "gpu/touch.h"
 #include "gpu/uffd.h"
 #include "io/message.h"
-#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/host.h"
 
 const unsigned fuzz_runs = 800;
 
-#define PAGE 4096u
-#define PAGES 64u
 #define MAPS 6u
 #define LIMIT_MS 20000u
 
@@ -82,32 +77,6 @@ void __wrap_fs_log(int priority, const char *format, ...)
     (void)format;
 }
 
-static int invalidate(void *context, void *file_context, off_t offset, off_t length)
-{
-    (void)context;
-    (void)file_context;
-    MUST(length >= 0 && (offset >= 0 || offset == -1));
-    return 0;
-}
-
-static ssize_t peek(void *context, void *file_context, off_t offset, size_t length, void *bytes_out)
-{
-    (void)context;
-    (void)file_context;
-    (void)bytes_out;
-    MUST(offset >= 0 && length);
-    return 0;
-}
-
-static _Atomic int pins;
-
-static void pin(void *context, void *file_context, bool pinned)
-{
-    (void)context;
-    (void)file_context;
-    pins += pinned ? 1 : -1;
-}
-
 static void open_cache(void)
 {
     struct cache_config config = {.device_capacity = 128 << 10, /* less than the file has */
@@ -116,7 +85,7 @@ static void open_cache(void)
                                   .unit_pages = GAIA_UNIT_PAGES,
                                   .io_threads = true,
                                   .behind_timeout_ns = 1000000000};
-    const struct cache_host host = {.invalidate = invalidate, .peek = peek, .pin = pin};
+    const struct cache_host host = {.invalidate = host_invalidate, .peek = host_peek, .pin = host_pin};
     char why[CACHE_WHY];
 
     alive = memfd_create("alive", MFD_CLOEXEC);
@@ -129,16 +98,8 @@ static void open_cache(void)
     pthread_mutex_init(&fs.handles_lock, NULL);
 }
 
-/* A file without a name: what devices have of it is dropped with its last map. */
-static void open_file(void)
-{
-    backing = memfd_create("fuzz", MFD_CLOEXEC);
-    MUST(backing >= 0 && !ftruncate(backing, PAGES * PAGE));
-    durable_init(&durable);
-    MUST(!cache_file_open(fs.cache, backing, &file, &durable, &file));
-}
-
-/* written: it may be other than zeros. */
+/* The file has no name: what devices have of it is dropped with its last map. written: it may be other than
+ * zeros. */
 static void close_file(bool written)
 {
     static const uint8_t zeros[PAGE];
@@ -149,7 +110,7 @@ static void close_file(bool written)
     for (off_t at = 0; at < end && !written; at += PAGE)
         MUST(pread(backing, bytes, PAGE, at) == PAGE && !memcmp(bytes, zeros, PAGE));
     cache_file_discard(file);
-    for (unsigned ms = 0; pins; ms++) { /* threads that empty frames may be at it */
+    for (unsigned ms = 0; host_pins; ms++) { /* threads that empty frames may be at it */
         MUST(ms < LIMIT_MS);
         usleep(1000);
     }
@@ -428,7 +389,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 
     if (!fs.cache)
         open_cache();
-    open_file();
+    backing = host_open_file(fs.cache, &durable, &file);
     MUST(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
     p.socket = ends[0];
     p.client = (struct client){.fs = &fs,

@@ -5,20 +5,16 @@
  * right, nearly right and wrong, and what the home asks of its devices it does, or fails at. Each call
  * returns; what is read is no more than was asked for; and the other member's file stays as it is. */
 #include <errno.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "cache/internal.h"
 #include "fs/fs.h"
 #include "io/call.h"
-#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/host.h"
 
 const unsigned fuzz_runs = 200;
 
-#define PAGE 4096u
-#define PAGES 64u
 #define LENGTH_MOST (1 << 26) /* a peer may make the file longer; not for ever */
 
 /* Once: the home. */
@@ -39,38 +35,14 @@ static _Atomic int refusals;
 
 /* ---- the home ---- */
 
-static int invalidate(void *context, void *file_context, off_t offset, off_t length)
-{
-    (void)context;
-    (void)file_context;
-    MUST(length >= 0 && (offset >= 0 || offset == -1));
-    return 0;
-}
-
 static int write_back(void *context, void *file_context, off_t offset, off_t length)
 {
-    return invalidate(context, file_context, offset, length);
+    return host_invalidate(context, file_context, offset, length);
 }
 
 static int grow(void *context, void *file_context, off_t size)
 {
-    return invalidate(context, file_context, 0, size);
-}
-
-static ssize_t peek(void *context, void *file_context, off_t offset, size_t length, void *bytes_out)
-{
-    (void)context;
-    (void)file_context;
-    (void)bytes_out;
-    MUST(offset >= 0 && length);
-    return 0;
-}
-
-static void pin(void *context, void *file_context, bool pinned)
-{
-    (void)context;
-    (void)file_context;
-    (void)pinned;
+    return host_invalidate(context, file_context, 0, size);
 }
 
 static int find(void *context, const struct node_name *asked, struct cache_file **file_out)
@@ -132,11 +104,11 @@ static void open_home(void)
                                   .io_threads = true,
                                   .fault = {.timeout_ms = 2000},
                                   .behind_timeout_ns = 1000000000};
-    const struct cache_host host = {.invalidate = invalidate,
+    const struct cache_host host = {.invalidate = host_invalidate,
                                     .write_back = write_back,
                                     .grow = grow,
-                                    .peek = peek,
-                                    .pin = pin,
+                                    .peek = host_peek,
+                                    .pin = host_pin,
                                     .find = find,
                                     .track = find,
                                     .follow = follow,
@@ -153,10 +125,7 @@ static void open_home(void)
     config.members = members;
     MUST(!cache_open(&config, &host, &cache, why));
     for (unsigned i = 0; i < 2; i++) {
-        backings[i] = memfd_create("fuzz", MFD_CLOEXEC);
-        MUST(backings[i] >= 0 && !ftruncate(backings[i], PAGES * PAGE));
-        durable_init(&durables[i]);
-        MUST(!cache_file_open(cache, backings[i], &files[i], &durables[i], &files[i]));
+        backings[i] = host_open_file(cache, &durables[i], &files[i]);
         cache_file_hold(files[i]);
     }
     MUST(!cache_join(cache, why));
