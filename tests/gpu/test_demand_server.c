@@ -25,15 +25,12 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "gpu/demand_server.h"
-#include "gpu/touch.h"
-#include "io/protocol.h"
+#include "cache/replica.h"
 #include "gpu/uffd.h"
+#include "tests/gpu/demand_ring.h"
 
-#define UNIT 4096u
 #define UNITS 64u
 #define SLOTS 32u
-#define LIMIT_NS (UINT64_C(20) * 1000000000u)
 #define A_MOMENT_US 100000u
 
 /* In any thread. */
@@ -47,15 +44,10 @@
     } while (0)
 
 struct world {
-    struct demand_server server;
-    struct gaia_shared_state state;
-    struct gaia_demand_request requests[SLOTS];
-    struct gaia_demand_answer answers[SLOTS];
-    uint64_t arena_state[UNITS];
-    uint8_t *home, *stages, *arena;
-    uint32_t head;             /* the next ticket */
+    struct ring ring;
+    uint8_t *home;
     _Atomic bool taken[SLOTS]; /* by a ticket that is under way */
-    pthread_mutex_t lock;      /* guards head */
+    pthread_mutex_t lock;      /* one asks at a time */
 
     int uffd; /* -1: the home is there */
     pthread_t holder;
@@ -63,14 +55,6 @@ struct world {
     _Atomic unsigned faults;    /* that are not answered yet */
     _Atomic bool stop;
 };
-
-static uint8_t *pages(size_t bytes)
-{
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    assert_true(memory != MAP_FAILED);
-    return memory;
-}
 
 /* What the file has, before anybody stores to it. */
 static void fill(uint8_t *bytes, uint32_t unit)
@@ -134,7 +118,7 @@ static void hold_faults(struct world *world)
 
 static bool come_to(_Atomic unsigned *count, unsigned wanted)
 {
-    for (uint64_t end = clock_now_ns() + LIMIT_NS; *count < wanted; usleep(1000))
+    for (uint64_t end = clock_now_ns() + RING_LIMIT_NS; *count < wanted; usleep(1000))
         if (clock_now_ns() > end)
             return false;
     return true;
@@ -150,9 +134,9 @@ static struct world *make_world(uint32_t arena_slots, bool writable, bool holds)
     assert_non_null(world);
     assert_return_code(fd, errno);
     assert_return_code(ftruncate(fd, (off_t)UNITS * UNIT), errno);
-    world->home = pages((size_t)UNITS * UNIT);
-    world->stages = pages((size_t)SLOTS * UNIT);
-    world->arena = pages((size_t)arena_slots * UNIT);
+    world->home =
+        mmap(NULL, (size_t)UNITS * UNIT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(world->home != MAP_FAILED);
     world->uffd = -1;
     pthread_mutex_init(&world->lock, NULL);
     if (holds)
@@ -160,39 +144,25 @@ static struct world *make_world(uint32_t arena_slots, bool writable, bool holds)
     else
         for (uint32_t unit = 0; unit < UNITS; unit++)
             fill(world->home + (size_t)unit * UNIT, unit);
-    world->server = (struct demand_server){.home = world->home,
-                                           .state = &world->state,
-                                           .length = (size_t)UNITS * UNIT,
-                                           .fd = fd,
-                                           .writable = writable,
-                                           .host = {.unit_shift = GAIA_DEMAND_UNIT_SHIFT_SMALL,
-                                                    .units = UNITS,
-                                                    .slots = SLOTS,
-                                                    .arena_slots = arena_slots,
-                                                    .arena_state = world->arena_state,
-                                                    .arena = world->arena,
-                                                    .answers = world->answers,
-                                                    .stages = world->stages}};
-    gaia_demand_host_start(&world->server.host, world->requests, 0);
-    touch_begin();
-    assert_int_equal(demand_server_open(&world->server), 0);
-    assert_int_equal(demand_server_start(&world->server), 0);
+    world->ring.server =
+        (struct demand_server){.home = world->home,
+                               .fd = fd,
+                               .writable = writable,
+                               .host = {.units = UNITS, .slots = SLOTS, .arena_slots = arena_slots}};
+    assert_true(ring_start(&world->ring, 0));
     return world;
 }
 
 static void end_world(struct world *world)
 {
-    demand_server_stop(&world->server);
-    demand_server_close(&world->server);
+    ring_stop(&world->ring);
     world->stop = true;
     if (world->uffd >= 0) {
         pthread_join(world->holder, NULL);
         close(world->uffd);
     }
-    close(world->server.fd);
+    close(world->ring.server.fd);
     munmap(world->home, (size_t)UNITS * UNIT);
-    munmap(world->stages, (size_t)SLOTS * UNIT);
-    munmap(world->arena, (size_t)world->server.host.arena_slots * UNIT);
     pthread_mutex_destroy(&world->lock);
     free(world);
 }
@@ -203,29 +173,22 @@ static uint32_t ask(struct world *world, uint32_t operation, uint32_t unit, uint
                     const uint8_t *bytes)
 {
     pthread_mutex_lock(&world->lock);
-    uint32_t ticket = world->head++;
-    while (world->taken[ticket % SLOTS])
+    uint32_t next = world->ring.head;
+    while (world->taken[next % SLOTS])
         sched_yield();
-    world->taken[ticket % SLOTS] = true;
-    struct gaia_demand_request *request = &world->requests[ticket % SLOTS];
-    uint64_t upper = (uint64_t)ticket << 32;
-
+    world->taken[next % SLOTS] = true;
     if (bytes)
-        memcpy(gaia_demand_stage(&world->server.host, ticket), bytes, UNIT);
-    __atomic_store_n(&request->unit, upper | unit, __ATOMIC_RELEASE);
-    __atomic_store_n(&request->operation, upper | operation, __ATOMIC_RELEASE);
-    __atomic_store_n(&request->grant, upper | grant, __ATOMIC_RELEASE);
-    __atomic_store_n(&request->frame, upper, __ATOMIC_RELEASE);
+        memcpy(gaia_demand_stage(&world->ring.server.host, next), bytes, UNIT);
+    uint32_t ticket = ring_ask(&world->ring, operation, unit, grant);
     pthread_mutex_unlock(&world->lock);
     return ticket;
 }
 
 static bool is_answered(const struct world *world, uint32_t ticket, uint32_t *status_out, uint32_t *grant_out)
 {
-    const struct gaia_demand_answer *answer = &world->answers[ticket % SLOTS];
-    uint64_t status = __atomic_load_n(&answer->status, __ATOMIC_ACQUIRE);
-    uint64_t grant = __atomic_load_n(&answer->grant, __ATOMIC_ACQUIRE);
+    uint64_t status, grant;
 
+    ring_look(&world->ring, ticket, &status, &grant);
     *status_out = (uint32_t)status;
     *grant_out = (uint32_t)grant;
     return status >> 32 == ticket && grant >> 32 == ticket;
@@ -236,11 +199,11 @@ static uint32_t await(struct world *world, uint32_t ticket, uint8_t *bytes_out, 
 {
     uint32_t status;
 
-    for (uint64_t end = clock_now_ns() + LIMIT_NS; !is_answered(world, ticket, &status, grant_out);
+    for (uint64_t end = clock_now_ns() + RING_LIMIT_NS; !is_answered(world, ticket, &status, grant_out);
          sched_yield())
         ENSURE(clock_now_ns() < end);
     if (bytes_out)
-        memcpy(bytes_out, gaia_demand_stage(&world->server.host, ticket), UNIT);
+        memcpy(bytes_out, gaia_demand_stage(&world->ring.server.host, ticket), UNIT);
     world->taken[ticket % SLOTS] = false;
     return status;
 }
@@ -248,18 +211,19 @@ static uint32_t await(struct world *world, uint32_t ticket, uint8_t *bytes_out, 
 /* As gaia_warp_pull() does. */
 static bool pull(const struct world *world, uint32_t unit, uint8_t *bytes, uint32_t *grant_out)
 {
-    uint64_t word = __atomic_load_n(&world->arena_state[unit], __ATOMIC_ACQUIRE);
+    const struct gaia_demand_host *host = &world->ring.server.host;
+    uint64_t word = __atomic_load_n(&host->arena_state[unit], __ATOMIC_ACQUIRE);
     uint32_t slot = GAIA_DEMAND_ARENA_SLOT(word);
 
     if (!slot)
         return false;
-    const uint64_t *from = (const void *)(world->arena + (size_t)(slot - 1) * UNIT);
+    const uint64_t *from = (const void *)(host->arena + (size_t)(slot - 1) * UNIT);
     for (size_t i = 0; i < UNIT / 8; i++) {
         uint64_t eight = __atomic_load_n(from + i, __ATOMIC_ACQUIRE);
         memcpy(bytes + i * 8, &eight, 8);
     }
     *grant_out = GAIA_DEMAND_ARENA_SEQUENCE(word);
-    return __atomic_load_n(&world->arena_state[unit], __ATOMIC_ACQUIRE) == word;
+    return __atomic_load_n(&host->arena_state[unit], __ATOMIC_ACQUIRE) == word;
 }
 
 /* As gaia_warp_bring() does. */
@@ -330,7 +294,7 @@ static void *forget_some(void *argument)
 {
     struct world *world = argument;
 
-    demand_server_forget(&world->server, 4, 4);
+    demand_server_forget(&world->ring.server, 4, 4);
     world->held_back = UNITS + 1; /* has ended */
     return NULL;
 }
@@ -380,7 +344,7 @@ static void test_an_arena_smaller_than_what_is_under_way(void **state)
             there += pull(world, i, bytes, &grant) && is_unit(bytes, i);
         }
         assert_int_equal(there, 1);
-        demand_server_forget(&world->server, 0, UNITS);
+        demand_server_forget(&world->ring.server, 0, UNITS);
     }
     end_world(world);
 }
@@ -395,10 +359,10 @@ static void test_the_end_waits_for_what_is_under_way(void **state)
     ticket = ask(world, GAIA_DEMAND_FETCH_HERE, 9, 0, NULL);
     assert_true(come_to(&world->faults, 1));
     world->held_back = 0;
-    demand_server_stop(&world->server);
+    demand_server_stop(&world->ring.server);
     assert_true(is_answered(world, ticket, &status, &grant));
     assert_int_equal(status, 0);
-    assert_true(is_unit(gaia_demand_stage(&world->server.host, ticket), 9));
+    assert_true(is_unit(gaia_demand_stage(&world->ring.server.host, ticket), 9));
     end_world(world);
 }
 
@@ -504,7 +468,7 @@ static void test_an_arena_that_a_kernel_wrote_over(void **state)
     for (uint32_t round = 0; round < 40; round++) {
         for (uint32_t unit = 0; unit < UNITS; unit++) {
             uint64_t word = (uint64_t)(round + unit) << 32 | (1 + (unit + round) % (ARENA + 2));
-            __atomic_store_n(&world->arena_state[unit], word, __ATOMIC_RELEASE);
+            __atomic_store_n(&world->ring.server.host.arena_state[unit], word, __ATOMIC_RELEASE);
         }
         for (uint32_t unit = round % 3; unit < UNITS; unit += 3) {
             uint32_t grant;
@@ -512,8 +476,8 @@ static void test_an_arena_that_a_kernel_wrote_over(void **state)
             assert_true(is_unit(frame, unit));
             (void)await(world, ask(world, GAIA_DEMAND_FETCH, unit, 0, NULL), NULL, &grant);
         }
-        demand_server_forget(&world->server, 0, UNITS);
-        assert_in_range(world->server.free_slots, 0, ARENA);
+        demand_server_forget(&world->ring.server, 0, UNITS);
+        assert_in_range(world->ring.server.free_slots, 0, ARENA);
     }
     end_world(world);
 }
@@ -524,7 +488,7 @@ static void test_the_end_of_the_file(void **state)
     struct world *world = make_world(4, true, false);
     uint8_t frame[UNIT], zeros[UNIT] = {0};
     uint32_t none;
-    int fd = world->server.fd;
+    int fd = world->ring.server.fd;
 
     (void)state;
     assert_return_code(ftruncate(fd, (off_t)10 * UNIT + 1), errno);
@@ -534,19 +498,8 @@ static void test_the_end_of_the_file(void **state)
     assert_memory_equal(frame, zeros, UNIT);
     close(fd);
     assert_int_equal(await(world, ask(world, GAIA_DEMAND_FETCH, 12, 0, NULL), NULL, &none), EIO);
-    world->server.fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    world->ring.server.fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     end_world(world);
-}
-
-/* As the daemon does. */
-static void cut(struct world *world, uint64_t end)
-{
-    struct gaia_shared_state *shared = &world->state;
-
-    shared->cut_ends[shared->cuts % GAIA_CUTS_KEPT] = end;
-    if (!shared->cuts || end < shared->cut_most)
-        shared->cut_most = end;
-    shared->cuts++;
 }
 
 /* What was cut off since a unit was granted is no part of the file any more, however long that is, and
@@ -560,13 +513,14 @@ static void test_what_was_cut_off(void **state)
     (void)state;
     for (unsigned cuts = 1; cuts < 3 * GAIA_CUTS_KEPT; cuts += cuts < 3 ? 1 : GAIA_CUTS_KEPT / 2 - 1) {
         uint8_t *home = world->home + 5 * UNIT;
-        cut(world, 5 * UNIT); /* before the grant: it says nothing of it */
-        demand_server_forget(&world->server, 0, UNITS);
+        replica_state_cut(&world->ring.state, 5 * UNIT); /* before the grant: it says nothing of it */
+        demand_server_forget(&world->ring.server, 0, UNITS);
         grant = bring(world, 5, frame);
         memset(home, 0, UNIT);
         memset(frame, (int)(cuts % 7) + 1, UNIT);
         for (unsigned i = 0; i < cuts; i++)
-            cut(world, i == cuts / 2 ? 5 * UNIT + 100 : (uint64_t)UNITS * UNIT - 1);
+            replica_state_cut(&world->ring.state,
+                              i == cuts / 2 ? 5 * UNIT + 100 : (uint64_t)UNITS * UNIT - 1);
         assert_int_equal(await(world, ask(world, GAIA_DEMAND_GIVE, 5, grant, frame), NULL, &grant), 0);
         assert_int_equal(home[99], cuts > GAIA_CUTS_KEPT ? 0 : frame[99]);
         assert_int_equal(home[100], 0);
@@ -584,7 +538,7 @@ static void test_what_was_cut_off(void **state)
 static void test_a_cut_that_is_being_told_of(void **state)
 {
     struct world *world = make_world(4, true, false);
-    struct gaia_shared_state *shared = &world->state;
+    struct gaia_shared_state *shared = &world->ring.state;
     uint8_t frame[UNIT], *home = world->home + 5 * UNIT;
     uint32_t grant = bring(world, 5, frame);
 
@@ -592,7 +546,7 @@ static void test_a_cut_that_is_being_told_of(void **state)
     memset(home, 0, UNIT);
     memset(frame, 1, UNIT);
     for (unsigned i = 0; i < GAIA_CUTS_KEPT; i++)
-        cut(world, i == 0 ? 5 * UNIT + 100 : (uint64_t)UNITS * UNIT - 1);
+        replica_state_cut(&world->ring.state, i == 0 ? 5 * UNIT + 100 : (uint64_t)UNITS * UNIT - 1);
     shared->cut_ends[shared->cuts % GAIA_CUTS_KEPT] = (uint64_t)UNITS * UNIT - 1;
     assert_int_equal(await(world, ask(world, GAIA_DEMAND_GIVE, 5, grant, frame), NULL, &grant), 0);
     assert_int_equal(home[99], 1);
