@@ -20,9 +20,9 @@ void creds_become_self(fuse_req_t req);
  * thread may not have an umask of its own, mode comes back masked. */
 mode_t creds_mask(fuse_req_t req, mode_t mode);
 
-/* The same as become_caller, with the caller's supplementary groups and without CAP_FSETID: a new ACL or
- * owner clears the set-group-ID bit unless the file's group is one of the caller's. Ends with
- * become_self_ungrouped. */
+/* The same as creds_become_caller(), with the caller's supplementary groups and without CAP_FSETID: a new ACL
+ * or owner clears the set-group-ID bit unless the file's group is one of the caller's. Ends with
+ * creds_become_self_ungrouped(). */
 int creds_become_caller_grouped(fuse_req_t req);
 void creds_become_self_ungrouped(fuse_req_t req);
 
