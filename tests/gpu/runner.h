@@ -6,6 +6,7 @@
 
 #include "tests/gpu/check.h"
 
+#include <chrono>
 #include <csetjmp>
 #include <cstdarg>
 #include <cstddef>
@@ -19,6 +20,17 @@ extern "C" {
 #define LIMIT_S 150u
 
 static uint64_t seed;
+
+/* The end of a test whose threads note what went wrong. */
+static inline void done()
+{
+    assert_int_equal(wrongs.exchange(0), 0);
+}
+
+static inline double seconds_since(std::chrono::steady_clock::time_point start)
+{
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 template <size_t N> static int run_limited(const CMUnitTest (&tests)[N], int argc, char **argv)
 {

@@ -10,16 +10,6 @@
 #include <cstdarg>
 #include <unistd.h>
 
-static double seconds_since(std::chrono::steady_clock::time_point start)
-{
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-static void done()
-{
-    assert_int_equal(wrongs.exchange(0), 0);
-}
-
 /* All of the host's elements of a held unit are of one version. */
 static void expect_untorn(const gaia_pin<const uint32_t> &pin)
 {

@@ -9,16 +9,6 @@
 #include <cstdarg>
 #include <unistd.h>
 
-static double seconds_since(std::chrono::steady_clock::time_point start)
-{
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-static void done()
-{
-    assert_int_equal(wrongs.exchange(0), 0);
-}
-
 /* --- the ring --- */
 
 static void tickets_wrap(void **)

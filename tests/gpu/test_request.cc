@@ -13,11 +13,6 @@
 
 #define SLOW (WORLD_SLOW > 4 ? 4 : WORLD_SLOW)
 
-static void done()
-{
-    assert_int_equal(wrongs.exchange(0), 0);
-}
-
 /* --- what the NIC sees --- */
 
 static void requests_are_what_mlx5dv_makes_of_them(void **)

@@ -12,16 +12,6 @@
 static_assert(GAIA_REQUEST_E_IO == EIO && GAIA_REQUEST_E_LENGTH == EINVAL, "");
 static_assert(GAIA_REQUEST_E_NO_SLOT == ENOBUFS && GAIA_REQUEST_E_SILENT == ETIMEDOUT, "");
 
-static double seconds_since(std::chrono::steady_clock::time_point start)
-{
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-static void done()
-{
-    assert_int_equal(wrongs.exchange(0), 0);
-}
-
 static uint32_t load(const uint32_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
