@@ -42,6 +42,11 @@ static inline uint64_t now_ns(void)
     return clock_now_ns();
 }
 
+static inline double seconds(uint64_t since_ns)
+{
+    return (double)(now_ns() - since_ns) / 1e9;
+}
+
 static inline uint64_t random_next(uint64_t *state)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -71,6 +76,15 @@ static inline double quantile(double *values, size_t n, double part)
 static inline double median(double *values, size_t n)
 {
     return quantile(values, n, 0.5);
+}
+
+/* A part of a JSON object, in seconds. */
+static inline void print_samples(const char *name, const double *samples, size_t n)
+{
+    printf("\"%s\": [", name);
+    for (size_t i = 0; i < n; i++)
+        printf("%s%.9f", i ? ", " : "", samples[i]);
+    printf("], ");
 }
 
 static inline int open_file(const char *path, int flags)

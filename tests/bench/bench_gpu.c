@@ -15,11 +15,6 @@ static const unsigned parts[] = {10, 50, 90};
 
 static uint64_t state = 5;
 
-static double seconds(uint64_t since)
-{
-    return (double)(now_ns() - since) / 1e9;
-}
-
 /* A program writes so many percent of the file anew, in units of 64 KiB. How many bytes. */
 static size_t rewrite(const char *path, size_t bytes, unsigned percent)
 {

@@ -64,11 +64,6 @@ static void look(const uint8_t *bytes, size_t pages, unsigned passes, uint64_t v
     }
 }
 
-static double seconds(uint64_t start)
-{
-    return (double)(now_ns() - start) / 1e9;
-}
-
 int main(int argc, char **argv)
 {
     size_t n = option(&argc, argv, "--repetitions", 5);

@@ -108,19 +108,6 @@ static void *pinned_memory(size_t bytes)
     return memory;
 }
 
-static double seconds(uint64_t start)
-{
-    return (double)(now_ns() - start) / 1e9;
-}
-
-static void print_samples(const char *name, const double *samples, size_t n)
-{
-    printf("\"%s\": [", name);
-    for (size_t i = 0; i < n; i++)
-        printf("%s%.9f", i ? ", " : "", samples[i]);
-    printf("], ");
-}
-
 /* --- a GPU alone --- */
 
 /* host has host_bytes, which go over and over again until it is so many bytes. */

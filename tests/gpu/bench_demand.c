@@ -34,14 +34,6 @@ static void print_head(size_t bytes)
         printf("\"kernels_refused\": \"%s\", ", refused);
 }
 
-static void print_samples(const char *name, const double *samples, size_t n)
-{
-    printf("\"%s\": [", name);
-    for (size_t i = 0; i < n; i++)
-        printf("%s%.9f", i ? ", " : "", samples[i]);
-    printf("], ");
-}
-
 /* --- memory --- */
 
 static CUdeviceptr device_memory(size_t bytes)
@@ -298,7 +290,7 @@ static void add_on_demand(const int fds[3], unsigned part, double *first_out, do
         uint64_t start = now_ns();
         if (task.counts[PAGING_WRONG] || gaia_mrelease(maps[2].at, bytes, device))
             die("bench_add");
-        *(again ? again_out : first_out) = took + (double)(now_ns() - start) / 1e9;
+        *(again ? again_out : first_out) = took + seconds(start);
     }
     for (int i = 0; i < 3; i++)
         gaia_munmap(maps[i].at, bytes);
@@ -320,7 +312,7 @@ static void add_managed(const int fds[3], uint32_t *const common[3], size_t byte
         for (uint64_t i = 0; i < bytes / 4; i += PAGE / 4)
             if (words[i] != word_of(i) * 2)
                 die("managed memory has a wrong sum");
-        *(again ? again_out : first_out) = took + (double)(now_ns() - start) / 1e9;
+        *(again ? again_out : first_out) = took + seconds(start);
     }
 }
 
