@@ -310,6 +310,18 @@ static inline void couple_close(struct couple *c)
 
 /* ---- callers ---- */
 
+/* Without a reply but its result. */
+static inline int ask_with(struct call_session *session, unsigned class, unsigned op, const void *request,
+                           size_t length)
+{
+    return call(session, class, op, request, length, NULL, NULL, LONG_MS);
+}
+
+static inline int ask(struct call_session *session, unsigned class, unsigned op)
+{
+    return ask_with(session, class, op, NULL, 0);
+}
+
 struct caller {
     struct call_session *session;
     unsigned class, op, timeout_ms;

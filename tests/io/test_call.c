@@ -3,11 +3,6 @@
  * wait for each other, slots. What happens when a node does not: test_call_ends.c. */
 #include "tests/io/call_fixture.h"
 
-static int ask(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length)
-{
-    return call(session, class, op, request, length, NULL, NULL, LONG_MS);
-}
-
 /* ---- requests and replies ---- */
 
 #define ECHOERS 20u /* of an end, four of a class: more than there are credits */
@@ -102,14 +97,14 @@ static void test_arguments(void **state)
     assert_null(call_session_user(c.session));
     call_session_set_user(c.session, &dummy);
     assert_ptr_equal(call_session_user(c.session), &dummy);
-    assert_int_equal(ask(c.session, CALL_CLASSES, OP_ECHO, NULL, 0), -EINVAL);
-    assert_int_equal(ask(c.session, 0, UINT16_MAX + 1, NULL, 0), -EINVAL);
-    assert_int_equal(ask(c.session, 0, OP_ECHO, bytes, sizeof bytes), -EINVAL);
+    assert_int_equal(ask(c.session, CALL_CLASSES, OP_ECHO), -EINVAL);
+    assert_int_equal(ask(c.session, 0, UINT16_MAX + 1), -EINVAL);
+    assert_int_equal(ask_with(c.session, 0, OP_ECHO, bytes, sizeof bytes), -EINVAL);
     assert_int_equal(call_post(c.session, 0, OP_ECHO, bytes, sizeof bytes), -EINVAL);
-    assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
-    assert_int_equal(ask(c.session, 0, 77, NULL, 0), -ENOSYS);
+    assert_int_equal(ask(c.session, 0, OP_HIGHEST), OP_HIGHEST);
+    assert_int_equal(ask(c.session, 0, 77), -ENOSYS);
     /* a reply that nobody wants; one that is too long; one that just fits */
-    assert_int_equal(ask(c.session, 0, OP_ECHO, bytes, 9), 1);
+    assert_int_equal(ask_with(c.session, 0, OP_ECHO, bytes, 9), 1);
     assert_int_equal(call(c.session, 0, OP_ECHO, bytes, 9, reply, &length, 0), -EPROTO);
     assert_int_equal(length, 0);
     length = sizeof reply;
@@ -140,8 +135,8 @@ static void test_classes_do_not_wait(void **state)
         assert_int_equal(callers_back(callers, CALL_WIDTH), 0);
         for (unsigned other = 0; other < CALL_CLASSES; other++)
             if (other != class)
-                assert_int_equal(ask(session, other, OP_ECHO, "abcd", 4), echo_result("abcd", 4));
-        assert_int_equal(ask(session, (class + 1) % CALL_CLASSES, OP_OPEN, NULL, 0), 0);
+                assert_int_equal(ask_with(session, other, OP_ECHO, "abcd", 4), echo_result("abcd", 4));
+        assert_int_equal(ask(session, (class + 1) % CALL_CLASSES, OP_OPEN), 0);
         for (unsigned i = 0; i < CALL_WIDTH; i++)
             assert_int_equal(caller_join(&callers[i]), 0);
     }
@@ -162,7 +157,7 @@ static void test_more_than_the_width(void **state)
     node_await(&c.server, &c.server.waiting, CALL_WIDTH);
     nap_ms(100);
     assert_int_equal(callers_back(callers, ALL), 0);
-    assert_int_equal(ask(c.session, 0, OP_OPEN, NULL, 0), 0);
+    assert_int_equal(ask(c.session, 0, OP_OPEN), 0);
     for (unsigned i = 0; i < ALL; i++)
         assert_int_equal(caller_join(&callers[i]), 0);
     assert_int_equal(c.server.waiting_most, CALL_WIDTH);
@@ -228,12 +223,12 @@ static void test_nested(void **state)
 
     (void)state;
     couple_open(&c, TIMEOUT_MS);
-    assert_int_equal(ask(c.session, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
-    assert_int_equal(ask(c.other, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
+    assert_int_equal(ask_with(c.session, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
+    assert_int_equal(ask_with(c.other, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
     for (unsigned turn = 0; turn < 5; turn++) {
         for (unsigned i = 0; i < 2 * CALL_WIDTH; i++)
             caller_start(&callers[i], i % 2 ? c.session : c.other, 4, OP_COUNT, LONG_MS);
-        assert_int_equal(ask(c.session, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
+        assert_int_equal(ask_with(c.session, 0, OP_NEST, &first, 1), CALL_CLASSES - 1);
         for (unsigned i = 0; i < 2 * CALL_WIDTH; i++)
             assert_int_equal(caller_join(&callers[i]), -EDOM);
     }
@@ -297,9 +292,9 @@ static bool move_both_ways(struct couple *c, unsigned slot, uint64_t *random)
 
     fill_at(mine + written.offset, written.length, written.salt, written.offset);
     if (call_slot_write(c->session, slot, written.offset, written.length) ||
-        ask(c->session, 3, OP_CHECK, &written, sizeof written) != 1)
+        ask_with(c->session, 3, OP_CHECK, &written, sizeof written) != 1)
         return false;
-    if (ask(c->session, 3, OP_FILL, &back, sizeof back))
+    if (ask_with(c->session, 3, OP_FILL, &back, sizeof back))
         return false;
     memset(mine, 0, CALL_SLOT_BYTES);
     if (call_slot_read(c->session, slot, back.offset, back.length) ||
@@ -474,7 +469,7 @@ static void test_read_into_what_is_cut_off(void **state)
     assert_true(!s.reads && !s.bytes_read && !s.latency_max_ns && !s.outstanding);
     if (carrier == GAIA_CARRIER_LOCAL)
         assert_int_equal(s.failed, 1);
-    assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
+    assert_int_equal(ask(c.session, 0, OP_HIGHEST), OP_HIGHEST);
     gaia_standing_end(&standing);
     couple_close(&c);
     munmap(frames, LENGTH);
@@ -494,7 +489,7 @@ static void test_read_into_what_stands(void **state)
 
     (void)state;
     couple_open(&c, SHORT_MS / 2);
-    assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
+    assert_int_equal(ask_with(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
     assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames + LENGTH, &standing), 0);
     assert_true(matches(frames + LENGTH, LENGTH, seed, 8192));
     assert_true(!frames[LENGTH - 1] && !frames[2 * LENGTH]);
@@ -539,7 +534,7 @@ static void test_transfers_are_counted(void **state)
             assert_int_equal(call_slot_read_into(c.session, 3, i, LENGTH, frames, &standing), 0);
     for (unsigned i = 0; i < WRITES; i++)
         assert_int_equal(call_slot_write(c.session, i, 0, 2 * LENGTH), 0);
-    assert_int_equal(ask(c.session, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST); /* they have ended by then */
+    assert_int_equal(ask(c.session, 0, OP_HIGHEST), OP_HIGHEST); /* they have ended by then */
     call_session_close(c.session); /* what it has counted stays; and what it does not try is not counted */
     assert_int_equal(call_slot_read(c.session, 0, 0, 1), -EIO);
     calls_stat(c.client.calls, &s);
@@ -583,7 +578,7 @@ static void test_slots_are_of_one_session(void **state)
         fill(call_slot(sessions[1], slot), CALL_SLOT_BYTES, slot + 1);
         assert_int_equal(call_slot_write(sessions[1], slot, 0, CALL_SLOT_BYTES), 0);
     }
-    assert_int_equal(ask(sessions[1], 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
+    assert_int_equal(ask(sessions[1], 0, OP_HIGHEST), OP_HIGHEST);
     for (unsigned slot = 0; slot < 2 * CALL_SLOTS; slot++)
         for (unsigned i = 0; i < 3; i++) {
             const uint8_t *bytes = call_slot(c.server.sessions[i], slot);

@@ -8,11 +8,6 @@
 #include "tests/io/call_fixture.h"
 #include "tests/io/peer.h"
 
-static int ask(struct call_session *session, unsigned class, unsigned op)
-{
-    return call(session, class, op, NULL, 0, NULL, NULL, LONG_MS);
-}
-
 /* A second session of the same two nodes goes on as if nothing had happened. */
 static void others_live(struct couple *c)
 {

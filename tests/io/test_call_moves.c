@@ -32,11 +32,6 @@ static int socket_of(struct call_session *session, unsigned queue)
     return fd;
 }
 
-static int ask(struct call_session *session, unsigned class, unsigned op, const void *request, size_t length)
-{
-    return call(session, class, op, request, length, NULL, NULL, LONG_MS);
-}
-
 static void open_with(struct couple *c, unsigned queues, unsigned depth)
 {
     struct calls_config config;
@@ -121,7 +116,7 @@ static void test_reads_have_their_queues(void **state)
     assert_int_equal(stat.depth, DEPTH);
     for (unsigned i = 0; i < READERS; i++) {
         struct piece piece = {.salt = seed + i, .slot = CALL_SLOTS + i, .length = CALL_SLOT_BYTES};
-        assert_int_equal(ask(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
+        assert_int_equal(ask_with(c.session, 0, OP_FILL, &piece, sizeof piece), 0);
     }
     start_readers(readers, c.session);
     for (unsigned i = 0; i < READERS; i++) {
@@ -244,7 +239,7 @@ static void test_no_room_for_some_time(void **state)
         start_without_room(&mover, &c, writes);
         uint64_t before = now_ms();
         for (unsigned i = 0; i < 20; i++)
-            assert_int_equal(ask(other, 0, OP_HIGHEST, NULL, 0), OP_HIGHEST);
+            assert_int_equal(ask(other, 0, OP_HIGHEST), OP_HIGHEST);
         assert_true(now_ms() - before < SHORT_MS);
         starved = -1;
         pthread_join(mover.thread, NULL);

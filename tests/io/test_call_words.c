@@ -3,11 +3,6 @@
  * takes late, or not at all, holds nobody else up. */
 #include "tests/io/call_fixture.h"
 
-static int ask(struct call_session *session, unsigned class, unsigned op)
-{
-    return call(session, class, op, NULL, 0, NULL, NULL, LONG_MS);
-}
-
 /* ---- a link to a node, by hand ---- */
 
 struct stranger {
