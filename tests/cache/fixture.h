@@ -11,6 +11,7 @@
 
 #include "cache/cache.h"
 #include "cache/client.h"
+#include "cache/stat.h"
 #include "gpu/device.h"
 
 #define FIXTURE_PAGES 512u
@@ -69,6 +70,8 @@ extern const struct gaia_frames_ops *plain_frames;
 /* For drop, and for place: -ENOMEM. */
 int fixture_refuse_to_drop(struct gaia_frames *frames, uint64_t page, uint64_t count);
 int fixture_refuse_to_place(struct gaia_frames *frames, uint64_t page, uint64_t count, const void *bytes);
+/* For fetch: -EIO. */
+int fixture_fail_to_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out);
 
 struct device_map {
     uint32_t id;
@@ -87,10 +90,15 @@ void kernel_write(struct fixture *f, unsigned page, unsigned offset, const uint8
 void kernel_store(struct fixture *f, unsigned page, unsigned offset,
                   uint8_t byte);      /* through a shared mapping */
 void kernel_flush(struct fixture *f); /* sync_file_range() */
+uint8_t kernel_byte(struct fixture *f, unsigned page, unsigned offset);
+/* What the data directory's file has there. */
+uint8_t home_byte(const struct fixture *f, off_t offset);
 
 /* Map the whole file on soft:device, as libgaia would. */
 struct device_map device_map(struct fixture *f, unsigned device);
 int device_acquire(struct fixture *f, const struct device_map *map);
 int device_release(struct fixture *f, const struct device_map *map);
+void device_unmap(struct fixture *f, const struct device_map *map);
+struct cache_device_stat device_stat(struct fixture *f, unsigned device);
 
 #endif

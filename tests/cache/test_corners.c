@@ -24,13 +24,13 @@ static void test_store_after_a_collecting_read(void **state)
     map.bytes[10] = 1;
     assert_int_equal(device_release(&f, &map), 0);
     map.bytes[11] = 2; /* pending, and not sealed */
-    assert_int_equal(read_byte(0, 10), 1);
+    assert_int_equal(kernel_byte(&f, 0, 10), 1);
     map.bytes[12] = 3;
     kernel_write(&f, 0, 100, (const uint8_t *)"w", 1);
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(0, 12), 3);
-    assert_int_equal(read_byte(0, 11), 2);
-    assert_int_equal(read_byte(0, 100), 'w');
+    assert_int_equal(kernel_byte(&f, 0, 12), 3);
+    assert_int_equal(kernel_byte(&f, 0, 11), 2);
+    assert_int_equal(kernel_byte(&f, 0, 100), 'w');
     fixture_stop(&f);
 }
 
@@ -52,7 +52,7 @@ static void test_a_release_reaches_other_devices(void **state)
 
 static void read_page_0(void)
 {
-    (void)read_byte(0, 0);
+    (void)kernel_byte(&f, 0, 0);
 }
 
 /* A READ that is faster than the release collects, and so releases: other devices must hear of it. */
@@ -67,7 +67,7 @@ static void test_a_read_overtakes_a_release(void **state)
     stale = other.bytes;
     assert_int_equal(device_acquire(&f, &other), 0);
     assert_int_equal(stale[10], 0);
-    assert_int_equal(read_byte(0, 10), 0); /* the kernel holds it: there will be an invalidation */
+    assert_int_equal(kernel_byte(&f, 0, 10), 0); /* the kernel holds it: there will be an invalidation */
     map.bytes[10] = 7;
     f.once_invalidated = read_page_0;
     assert_int_equal(device_release(&f, &map), 0);
@@ -81,8 +81,8 @@ static uint8_t released_before, released_now;
 
 static void read_both(void)
 {
-    released_before = read_byte(1, 10);
-    released_now = read_byte(0, 10);
+    released_before = kernel_byte(&f, 1, 10);
+    released_now = kernel_byte(&f, 0, 10);
 }
 
 /* Collecting what was released before must not hide what is being released beside it. */
@@ -93,7 +93,7 @@ static void test_reads_of_a_page_before_and_of_one_inside_a_release(void **state
         skip();
     map.bytes[4096 + 10] = 6;
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(0, 10), 0);
+    assert_int_equal(kernel_byte(&f, 0, 10), 0);
     map.bytes[10] = 7;
     f.once_invalidated = read_both;
     assert_int_equal(device_release(&f, &map), 0);
@@ -120,12 +120,12 @@ static void test_a_write_beside_a_release(void **state)
     (void)state;
     if (!start(1 << 20))
         skip();
-    assert_int_equal(read_byte(0, 10), 0);
+    assert_int_equal(kernel_byte(&f, 0, 10), 0);
     map.bytes[10] = 7;
     f.once_invalidated = write_page_0;
     assert_int_equal(device_release(&f, &map), 0);
     assert_null(f.once_invalidated);
-    uint8_t read = read_byte(0, 10);
+    uint8_t read = kernel_byte(&f, 0, 10);
     assert_int_equal(device_acquire(&f, &map), 0);
     assert_int_equal(((volatile uint8_t *)map.bytes)[10], read);
     assert_int_equal(((volatile uint8_t *)map.bytes)[11], 'w');
@@ -157,8 +157,8 @@ static unsigned invalidations_beside_a_direct_read(unsigned flags)
     assert_int_equal(device_release(&f, &map), 0);
     unsigned after = f.invalidations;
     assert_null(f.once_invalidating);
-    assert_int_equal(read_byte(0, 10), 7);
-    assert_int_equal(read_byte(0, 20), 's');
+    assert_int_equal(kernel_byte(&f, 0, 10), 7);
+    assert_int_equal(kernel_byte(&f, 0, 20), 's');
     fixture_stop(&f);
     return after - before;
 }
@@ -183,10 +183,10 @@ static ssize_t read_from_devices(uint64_t *peers_out)
 
     assert_int_equal(fsync(f.fd), 0);
     assert_int_equal(posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-    assert_int_equal(cache_stat_device(f.cache, 0, &before), 0);
+    before = device_stat(&f, 0);
     ssize_t n = cache_file_read(f.file, f.fd, whole, sizeof whole, 0, 0, &read);
     cache_file_read_end(f.file, &read);
-    assert_int_equal(cache_stat_device(f.cache, 0, &after), 0);
+    after = device_stat(&f, 0);
     *peers_out = after.stat.peer_reads - before.stat.peer_reads;
     return n;
 }
@@ -236,7 +236,7 @@ static void test_a_write_is_seen_once(void **state)
         kernel_write(&f, page, 10, (const uint8_t *)"w", 1);
         assert_int_equal(device_acquire(&f, &map), 0);
         assert_int_equal(((volatile uint8_t *)map.bytes)[page * 4096 + 10], 'w');
-        assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+        stat = device_stat(&f, 0);
         assert_int_equal(stat.stat.drops, page + 1);
         assert_int_equal(stat.unchanged_pages, 0); /* nothing else was even looked at */
     }
@@ -255,11 +255,11 @@ static void test_exactly_full(void **state)
         skip();
     for (uint64_t page = 0; page < room; page++)
         assert_int_equal(cache_map_advise(f.client, map.id, page * 4096, 4096, GAIA_ADV_WILLNEED), 0);
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    stat = device_stat(&f, 0);
     assert_int_equal(stat.stat.resident_bytes, room * 4096);
     assert_int_equal(stat.stat.evictions, 0);
     assert_int_equal(cache_map_advise(f.client, map.id, room * 4096, 4096, GAIA_ADV_WILLNEED), 0);
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    stat = device_stat(&f, 0);
     assert_true(stat.stat.evictions > 0);
     assert_true(stat.stat.resident_bytes <= room * 4096);
     fixture_stop(&f);
@@ -271,13 +271,13 @@ static void test_a_release_that_failed(void **state)
     (void)state;
     if (!start(1 << 20))
         skip();
-    assert_int_equal(read_byte(0, 10), 0);
+    assert_int_equal(kernel_byte(&f, 0, 10), 0);
     map.bytes[10] = 7;
     f.invalidate_error = -EIO;
     assert_int_equal(device_release(&f, &map), -EIO);
     f.invalidate_error = 0;
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(0, 10), 7);
+    assert_int_equal(kernel_byte(&f, 0, 10), 7);
     fixture_stop(&f);
 }
 
@@ -338,8 +338,8 @@ static void test_a_collect_beside_one_that_fails(void **state)
     map.bytes[4 * 4096] = 0;
     assert_int_equal(device_release(&f, &map), 0);
     assert_int_equal(cache_file_collect(f.file), 0);
-    assert_int_equal(read_byte(4, 0), 0);
-    assert_int_equal(read_byte(5, 0), 2);
+    assert_int_equal(kernel_byte(&f, 4, 0), 0);
+    assert_int_equal(kernel_byte(&f, 5, 0), 2);
     fixture_stop(&f);
 }
 
@@ -350,24 +350,15 @@ static void test_another_devices_release_after_one_that_failed(void **state)
     if (!start(1 << 20))
         skip();
     other = device_map(&f, 1);
-    assert_int_equal(read_byte(0, 11), 0);
+    assert_int_equal(kernel_byte(&f, 0, 11), 0);
     map.bytes[10] = 7;
     f.invalidate_error = -EIO;
     assert_int_equal(device_release(&f, &map), -EIO);
     f.invalidate_error = 0;
     other.bytes[11] = 8;
     assert_int_equal(device_release(&f, &other), 0);
-    assert_int_equal(read_byte(0, 11), 8);
+    assert_int_equal(kernel_byte(&f, 0, 11), 8);
     fixture_stop(&f);
-}
-
-static int fail_to_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
-{
-    (void)frames;
-    (void)page;
-    (void)count;
-    (void)pages_out;
-    return -EIO;
 }
 
 /* What a release can't look at it must not take for unmodified: the next one finds it. */
@@ -376,14 +367,14 @@ static void test_a_release_that_could_not_look(void **state)
     (void)state;
     if (!start(1 << 20))
         skip();
-    assert_int_equal(read_byte(0, 10), 0);
+    assert_int_equal(kernel_byte(&f, 0, 10), 0);
     map.bytes[10] = 7;
-    f.fetch = fail_to_fetch;
+    f.fetch = fixture_fail_to_fetch;
     assert_int_equal(device_release(&f, &map), -EIO);
     assert_null(f.fetch);
-    assert_int_equal(read_byte(0, 10), 0);
+    assert_int_equal(kernel_byte(&f, 0, 10), 0);
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(0, 10), 7);
+    assert_int_equal(kernel_byte(&f, 0, 10), 7);
     fixture_stop(&f);
 }
 
@@ -403,7 +394,7 @@ static void test_a_drop_that_failed(void **state)
     assert_int_equal(((volatile uint8_t *)map.bytes)[10], 0);
     assert_int_equal(device_acquire(&f, &map), 0);
     assert_int_equal(((volatile uint8_t *)map.bytes)[10], 'w');
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    stat = device_stat(&f, 0);
     assert_int_equal(stat.stat.resident_bytes, GAIA_UNIT_PAGES * 4096);
     fixture_stop(&f);
 }
@@ -460,7 +451,7 @@ static void test_the_ends_of_a_range(void **state)
         map.bytes[pages[i] * 4096] = 1;
     assert_int_equal(cache_map_release(f.client, map.id, 10 * 4096, 60 * 4096), 0);
     for (unsigned i = 0; i < sizeof pages / sizeof pages[0]; i++)
-        assert_int_equal(read_byte(pages[i], 0), pages[i] >= 10 && pages[i] < 70);
+        assert_int_equal(kernel_byte(&f, pages[i], 0), pages[i] >= 10 && pages[i] < 70);
     fixture_stop(&f);
 }
 

@@ -56,8 +56,8 @@ static void test_store_after_a_truncation(void **state)
         truncate_to(FIXTURE_PAGES * 4096);
         map.bytes[5 * 4096 + 20] = 'o'; /* what was there before */
         assert_int_equal(device_release(&f, &map), 0);
-        assert_int_equal(read_byte(5, 20), 'o');
-        assert_int_equal(read_byte(5, 10), 0);
+        assert_int_equal(kernel_byte(&f, 5, 20), 'o');
+        assert_int_equal(kernel_byte(&f, 5, 10), 0);
     }
     fixture_stop(&f);
 }
@@ -77,7 +77,7 @@ static void test_cut_behind(void **state)
     }
     assert_int_equal(device_release(&f, &map), 0);
     for (unsigned page = 0; page < 16; page++) /* collects leave their bytes on this thread's stack */
-        assert_int_equal(read_byte(page, 0), 'X');
+        assert_int_equal(kernel_byte(&f, page, 0), 'X');
     map.bytes[20 * 4096 + 10] = 7;
     assert_int_equal(device_release(&f, &map), 0);
     assert_int_equal(ftruncate(f.fd, 4096), 0);
@@ -150,8 +150,8 @@ static void test_growth_beside_a_store(void **state)
     map.bytes[15 * 4096] = 's';
     kernel_write(&f, 15, 200, (const uint8_t *)"w", 1);
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(15, 0), 's');
-    assert_int_equal(read_byte(15, 200), 'w');
+    assert_int_equal(kernel_byte(&f, 15, 0), 's');
+    assert_int_equal(kernel_byte(&f, 15, 200), 'w');
     fixture_stop(&f);
 }
 

@@ -70,7 +70,7 @@ static void test_frames_filled_by_the_client(void **state)
         skip();
     map.bytes[5 * 4096] = 1;
     map.bytes[300 * 4096 + 7] = 2;
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    stat = device_stat(&f, 0);
     replica = SLIST_FIRST(&f.file->replicas);
     assert_int_equal(replica->frames->ops->share(replica->frames, true, 0, &fd), 0);
     assert_int_equal(bytes_of(fd), stat.stat.resident_bytes); /* then nobody looks for more */
@@ -89,7 +89,7 @@ static void test_frames_filled_by_the_client(void **state)
     map = device_map(&f, 0);
     assert_int_equal(map.bytes[5 * 4096], 1);
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(300, 7), 2);
+    assert_int_equal(kernel_byte(&f, 300, 7), 2);
     fixture_stop(&f);
 }
 
@@ -117,9 +117,9 @@ static void test_a_frame_filled_before_it_is_placed(void **state)
     map.bytes[5 * 4096 + 1] = '!';
     map.bytes[15 * 4096 + 1] = '?';
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(5, 1), '!');
-    assert_int_equal(read_byte(5, 2), 'f');
-    assert_int_equal(read_byte(15, 1), '?');
+    assert_int_equal(kernel_byte(&f, 5, 1), '!');
+    assert_int_equal(kernel_byte(&f, 5, 2), 'f');
+    assert_int_equal(kernel_byte(&f, 15, 1), '?');
     fixture_stop(&f);
 }
 

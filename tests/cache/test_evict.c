@@ -91,7 +91,7 @@ static void run(unsigned steps)
                 fail_msg("page %u byte %u: %u, stored %u", page, b, bytes[b],
                          w[b % SHARES].want[page][b / SHARES]);
     }
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    stat = device_stat(&f, 0);
     printf("faults %llu, evictions %llu, collects %llu, twins %llu\n", (unsigned long long)stat.stat.faults,
            (unsigned long long)stat.stat.evictions, (unsigned long long)stat.stat.collects,
            (unsigned long long)stat.stat.twins);
@@ -165,7 +165,7 @@ static void test_unchanged(void **state)
     bytes[9] = 8;
     kernel_write(&f, 300, 0, bytes, 4096);
     assert_int_equal(device_acquire(&f, &map), 0);
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+    stat = device_stat(&f, 0);
     assert_int_equal(stat.stat.drops, 1);
     assert_int_equal(stat.unchanged_pages, FIXTURE_PAGES - 1);
     assert_int_equal(map.bytes[300 * 4096 + 9], 8);
@@ -191,14 +191,14 @@ static void test_unchanged_behind_changed(void **state)
         assert_int_equal(device_acquire(&f, &map), 0);
         for (unsigned page = 0; page < FIXTURE_PAGES; page++)
             assert_memory_equal(map.bytes + page * 4096, bytes[page], 4096);
-        assert_int_equal(cache_stat_device(f.cache, 0, &before), 0);
+        before = device_stat(&f, 0);
         for (unsigned page = 0; page < FIXTURE_PAGES; page++) {
             if (page < changed || (heads && page % LEAF_PAGES == 0))
                 bytes[page][page]++;
             kernel_write(&f, page, 0, bytes[page], 4096);
         }
         assert_int_equal(device_acquire(&f, &map), 0);
-        assert_int_equal(cache_stat_device(f.cache, 0, &after), 0);
+        after = device_stat(&f, 0);
         uint64_t kept = after.unchanged_pages - before.unchanged_pages;
         assert_int_equal(after.stat.drops - before.stat.drops + kept, FIXTURE_PAGES);
         if (heads) /* of the first such leaf the head may be what is looked at */
@@ -237,7 +237,7 @@ static void test_unchanged_beside_changed(void **state)
         assert_int_equal(device_acquire(&f, &map), 0);
         for (unsigned page = 0; page < FIXTURE_PAGES; page++)
             assert_memory_equal(map.bytes + page * 4096, expected[page], 4096);
-        assert_int_equal(cache_stat_device(f.cache, 0, &before), 0);
+        before = device_stat(&f, 0);
         for (unsigned page = 0; page < FIXTURE_PAGES; page++) {
             unsigned end = page == FIXTURE_PAGES - 1 ? ENDS_AT % 4096 : 4096, at = next(&random) % (end + 64);
             if (!(next(&random) % one_of)) { /* the first and the last byte oftener */
@@ -255,7 +255,7 @@ static void test_unchanged_beside_changed(void **state)
                                  0);
         }
         assert_int_equal(device_acquire(&f, &map), 0);
-        assert_int_equal(cache_stat_device(f.cache, 0, &after), 0);
+        after = device_stat(&f, 0);
         uint64_t drops = after.stat.drops - before.stat.drops,
                  kept = after.unchanged_pages - before.unchanged_pages;
         assert_int_equal(drops + kept, FIXTURE_PAGES);

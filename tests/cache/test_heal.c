@@ -207,10 +207,9 @@ static void test_write_does_not_wait_for_another_nodes_read(void **state)
 
 /* --- the kernel's pages at the two ends of a claim --- */
 
-static void device_unmap(void)
+static void unmap(void)
 {
-    assert_int_equal(cache_map_close(f.client, map.id), 0);
-    munmap(map.bytes, FIXTURE_PAGES * 4096);
+    device_unmap(&f, &map);
 }
 
 /* As a write() does it whose page is dropped, and read again, before its WRITE goes out. */
@@ -242,7 +241,7 @@ static void test_claim_goes(void **state)
     if (!fixture_start(&f, 1 << 20))
         skip();
     map = device_map(&f, 0);
-    write_around(device_unmap);
+    write_around(unmap);
 }
 
 static void map_it(void)

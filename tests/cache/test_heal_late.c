@@ -128,9 +128,7 @@ static void test_store(void **state)
     kernel_store(&f, 0, AT, 's');
     write_page_back(0);
     assert_int_equal(home(0), 's');
-    uint8_t byte;
-    assert_int_equal(pread(f.fd, &byte, 1, AT + 1), 1);
-    assert_int_equal(byte, 'a');
+    assert_int_equal(home_byte(&f, AT + 1), 'a');
     finish('s');
 }
 
@@ -314,10 +312,7 @@ static void begin_late_write(pthread_t *writer_out, uint8_t has, bool own)
 
 static uint8_t home_at(unsigned page, unsigned offset)
 {
-    uint8_t byte;
-
-    assert_int_equal(pread(f.fd, &byte, 1, (off_t)page * 4096 + offset), 1);
-    return byte;
+    return home_byte(&f, (off_t)page * 4096 + offset);
 }
 
 /* The slow READ ends, and the heal; then everybody has these in pages WHOLE and LAST. */

@@ -47,14 +47,6 @@ static int given(unsigned node, off_t offset, size_t length)
     return error;
 }
 
-static uint8_t byte_at(off_t offset)
-{
-    uint8_t byte;
-
-    assert_int_equal(pread(f.fd, &byte, 1, offset), 1);
-    return byte;
-}
-
 /* fallocate() here leaves out what this machine's kernel writes back. What others' have was read after it, or
  * has a twin. */
 static void test_a_write_back_of_another_node_beside_a_change(void **state)
@@ -144,7 +136,7 @@ static void test_a_copy_of_a_file_that_was_given_up(void **state)
     ssize_t into = cache_file_copy_range(f.file, f.fd, 0, f.file, f.fd, 4096, 3, 0, NULL);
     ssize_t to = cache_file_copy_range(NULL, other, 0, f.file, f.fd, 0, 3, 0, NULL);
     ssize_t from = cache_file_copy_range(f.file, f.fd, 0, NULL, other, 0, 3, 0, NULL);
-    uint8_t first = byte_at(0), second = byte_at(4096);
+    uint8_t first = home_byte(&f, 0), second = home_byte(&f, 4096);
     close(other);
     fixture_stop(&f);
     assert_int_equal(into, -EXDEV);

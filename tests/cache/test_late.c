@@ -67,14 +67,6 @@ static void collect(void)
     assert_true(cache_file_seek(f.file, f.fd, 0, SEEK_HOLE) > 0);
 }
 
-static uint8_t at(off_t offset)
-{
-    uint8_t byte;
-
-    assert_int_equal(pread(f.fd, &byte, 1, offset), 1);
-    return byte;
-}
-
 static ssize_t send_write(const void *bytes, size_t length, off_t offset)
 {
     return cache_file_write(f.file, f.fd, bytes, length, offset, 0);
@@ -97,7 +89,7 @@ static void begin(uint8_t *bytes)
 /* What the file has then. */
 static void end(uint8_t device, uint8_t cpu)
 {
-    uint8_t there[2] = {at(DEVICE_AT), at(CPU_AT)};
+    uint8_t there[2] = {home_byte(&f, DEVICE_AT), home_byte(&f, CPU_AT)};
 
     stop();
     assert_int_equal(there[0], device);
@@ -268,8 +260,8 @@ static void test_another_nodes_write(void **state)
     assert_int_equal(send_write("w", 1, AT), 1);
     assert_int_equal(send_write("x", 1, AT + 1), 1);
     arrives_from(OTHER, bytes);
-    assert_int_equal(at(AT), 'w');
-    assert_int_equal(at(AT + 1), 'x');
+    assert_int_equal(home_byte(&f, AT), 'w');
+    assert_int_equal(home_byte(&f, AT + 1), 'x');
     end('d', 's');
 }
 

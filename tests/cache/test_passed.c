@@ -27,14 +27,6 @@ static void stop(struct fixture *f, const struct device_map *map)
     fixture_stop(f);
 }
 
-static struct gaia_stat counters(struct fixture *f)
-{
-    struct cache_device_stat stat;
-
-    assert_int_equal(cache_stat_device(f->cache, 0, &stat), 0);
-    return stat.stat;
-}
-
 static void test_an_acquire_compares(void **state)
 {
     static struct fixture f;
@@ -52,9 +44,9 @@ static void test_an_acquire_compares(void **state)
     assert_int_equal(map.bytes[5], 1);
     assert_int_equal(map.bytes[70 * PAGE + 4095], 2);
     assert_int_equal(map.bytes[(FIXTURE_PAGES - 1) * PAGE + 9], 3);
-    assert_int_equal(counters(&f).drops, 3); /* and not a page more */
+    assert_int_equal(device_stat(&f, 0).stat.drops, 3); /* and not a page more */
     assert_int_equal(device_acquire(&f, &map), 0);
-    assert_int_equal(counters(&f).drops, 3);
+    assert_int_equal(device_stat(&f, 0).stat.drops, 3);
     map.bytes[6] = 7; /* beside what the CPU stored, and stores now */
     cpu[5] = 8;
     assert_int_equal(device_acquire(&f, &map), 0);
@@ -182,7 +174,6 @@ static void test_a_growth_behind_another_mounts(void **state)
     int (*const grow[])(struct fixture *) = {grow_by_a_cut, grow_by_a_write, grow_by_fallocate,
                                              grow_by_a_copy};
     static struct fixture f;
-    uint8_t seen;
 
     (void)state;
     fixture_shared = true;
@@ -194,8 +185,7 @@ static void test_a_growth_behind_another_mounts(void **state)
         map.bytes[2000] = 7;
         assert_int_equal(grow[i](&f), 0);
         assert_int_equal(device_release(&f, &map), 0);
-        assert_int_equal(pread(f.fd, &seen, 1, 2000), 1);
-        assert_int_equal(seen, 7);
+        assert_int_equal(home_byte(&f, 2000), 7);
         assert_int_equal(ftruncate(f.fd, FIXTURE_PAGES * PAGE), 0);
         munmap(map.bytes, FIXTURE_PAGES * PAGE);
         fixture_stop(&f);
@@ -223,8 +213,8 @@ static void test_a_release_collects(void **state)
     for (unsigned i = 1; i < PAGE; i++)
         assert_int_equal(cpu[4 * PAGE + i], i % 2 ? (uint8_t)(i / 2 + 1) : 0);
     assert_int_equal(f.invalidations, 0);
-    assert_int_equal(counters(&f).collects, 2);
-    assert_int_equal(counters(&f).merges, 2);
+    assert_int_equal(device_stat(&f, 0).stat.collects, 2);
+    assert_int_equal(device_stat(&f, 0).stat.merges, 2);
     stop(&f, &map);
 }
 
@@ -307,7 +297,7 @@ static void test_a_small_device(void **state)
     for (unsigned page = 0; page < FIXTURE_PAGES; page++)
         for (unsigned mine = 0; mine < 2; mine++)
             assert_int_equal(cpu[page * PAGE + mine * 4095], want[page][mine]);
-    assert_true(counters(&f).evictions > 1000);
+    assert_true(device_stat(&f, 0).stat.evictions > 1000);
     stop(&f, &map);
 }
 
@@ -330,7 +320,7 @@ static void test_a_read_leaves_devices_alone(void **state)
     assert_int_equal(cache_file_read(f.file, f.fd, bytes, PAGE, 20 * PAGE, 0, &read), PAGE);
     cache_file_read_end(f.file, &read);
     assert_int_equal(bytes[0], 5);
-    assert_int_equal(counters(&f).peer_reads, 0);
+    assert_int_equal(device_stat(&f, 0).stat.peer_reads, 0);
     cpu = mmap(NULL, FIXTURE_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f.fd, 0);
     stop(&f, &map);
 }

@@ -5,14 +5,6 @@
 #include "cache/stat.h"
 #include "gpu/gaia.h"
 
-static struct gaia_stat counters(void)
-{
-    struct cache_device_stat stat;
-
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
-    return stat.stat;
-}
-
 /* One by one, so that nothing is placed ahead. What is shown is counted a moment later. */
 static void touch_all(void)
 {
@@ -21,7 +13,7 @@ static void touch_all(void)
     assert_int_equal(cache_map_advise(f.client, map.id, 0, FIXTURE_PAGES * 4096, GAIA_ADV_RANDOM), 0);
     for (unsigned page = 0; page < pages; page++)
         (void)*(volatile uint8_t *)(map.bytes + page * 4096);
-    while (counters().bytes_in < pages * 4096)
+    while (device_stat(&f, 0).stat.bytes_in < pages * 4096)
         usleep(1000);
 }
 
@@ -48,18 +40,18 @@ static void test_what_lies_alone(void **state)
     write_run(3, 1);
     write_run(70, 8);
     write_run(100, 9);
-    struct gaia_stat before = counters();
+    struct gaia_stat before = device_stat(&f, 0).stat;
     assert_int_equal(device_acquire(&f, &map), 0);
-    struct gaia_stat after = counters();
+    struct gaia_stat after = device_stat(&f, 0).stat;
     assert_int_equal(after.drops - before.drops, 18);
     assert_int_equal(after.bytes_in - before.bytes_in, 9 * 4096);
     assert_int_equal(before.resident_bytes - after.resident_bytes, 9 * 4096);
     assert_int_equal(load(3, 10), 'w');
     for (unsigned page = 70; page < 78; page++)
         assert_int_equal(load(page, 10), 'w');
-    assert_int_equal(counters().faults, before.faults);
+    assert_int_equal(device_stat(&f, 0).stat.faults, before.faults);
     assert_int_equal(load(100, 10), 'w');
-    assert_true(counters().faults > before.faults);
+    assert_true(device_stat(&f, 0).stat.faults > before.faults);
     map.bytes[3 * 4096 + 20] = 's'; /* trapped as before */
     assert_int_equal(device_release(&f, &map), 0);
     kernel_read(&f, 3, bytes);
@@ -170,10 +162,10 @@ static void test_a_page_that_cannot_be(void **state)
         skip();
     touch_all();
     write_run(0, 1);
-    struct gaia_stat before = counters();
+    struct gaia_stat before = device_stat(&f, 0).stat;
     f.place = fixture_refuse_to_place;
     assert_int_equal(device_acquire(&f, &map), 0);
-    assert_int_equal(counters().resident_bytes, before.resident_bytes - 4096);
+    assert_int_equal(device_stat(&f, 0).stat.resident_bytes, before.resident_bytes - 4096);
     assert_int_equal(load(0, 10), 'w');
     fixture_stop(&f);
 }

@@ -13,14 +13,6 @@
 static struct fixture f;
 static struct device_map map;
 
-static struct gaia_stat statistics(void)
-{
-    struct cache_device_stat stat;
-
-    assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
-    return stat.stat;
-}
-
 /* All pages are there, and no store is let through. */
 static bool start(void)
 {
@@ -29,17 +21,9 @@ static bool start(void)
     map = device_map(&f, 0);
     for (unsigned page = 0; page < PAGES; page++)
         (void)((volatile uint8_t *)map.bytes)[page * 4096];
-    assert_int_equal(statistics().write_faults, 0);
-    assert_int_equal(statistics().twins, 0);
+    assert_int_equal(device_stat(&f, 0).stat.write_faults, 0);
+    assert_int_equal(device_stat(&f, 0).stat.twins, 0);
     return true;
-}
-
-static uint8_t read_byte(unsigned page, unsigned at)
-{
-    uint8_t bytes[4096];
-
-    kernel_read(&f, page, bytes);
-    return bytes[at];
 }
 
 static void test_one_page_after_the_other(void **state)
@@ -51,12 +35,12 @@ static void test_one_page_after_the_other(void **state)
         map.bytes[page * 4096 + 10] = (uint8_t)(page + 1);
     /* 8 to 12; on a busy machine under ThreadSanitizer up to 30, as windows are still in hand when the next
      * store comes. Without windows: PAGES. */
-    assert_in_range(statistics().write_faults, 1, PAGES / 2);
-    assert_in_range(statistics().twins, PAGES, 2 * PAGES);
+    assert_in_range(device_stat(&f, 0).stat.write_faults, 1, PAGES / 2);
+    assert_in_range(device_stat(&f, 0).stat.twins, PAGES, 2 * PAGES);
     assert_int_equal(device_release(&f, &map), 0);
     for (unsigned page = 0; page < PAGES; page++)
-        assert_int_equal(read_byte(page, 10), page + 1);
-    assert_int_equal(statistics().collects, PAGES);
+        assert_int_equal(kernel_byte(&f, page, 10), page + 1);
+    assert_int_equal(device_stat(&f, 0).stat.collects, PAGES);
     fixture_stop(&f);
 }
 
@@ -69,16 +53,16 @@ static void test_pages_that_nobody_stores_to(void **state)
         skip();
     for (unsigned page = 60; page < 68; page++)
         map.bytes[page * 4096 + 10] = 1;
-    uint64_t twins = statistics().twins;
+    uint64_t twins = device_stat(&f, 0).stat.twins;
     assert_in_range(twins, 9, 16);
     for (unsigned page = 60; page < 60 + twins; page++)
         kernel_write(&f, page, 20, (const uint8_t *)"w", 1);
     assert_int_equal(device_release(&f, &map), 0);
     for (unsigned page = 60; page < 60 + twins; page++) {
-        assert_int_equal(read_byte(page, 10), page < 68);
-        assert_int_equal(read_byte(page, 20), 'w');
+        assert_int_equal(kernel_byte(&f, page, 10), page < 68);
+        assert_int_equal(kernel_byte(&f, page, 20), 'w');
     }
-    assert_int_equal(statistics().collects, 8);
+    assert_int_equal(device_stat(&f, 0).stat.collects, 8);
     assert_int_equal(device_acquire(&f, &map), 0);
     for (unsigned page = 60; page < 60 + twins; page++)
         assert_int_equal(((volatile uint8_t *)map.bytes)[page * 4096 + 20], 'w');
@@ -94,13 +78,13 @@ static void test_stores_here_and_there(void **state)
     for (unsigned page = 0; page < PAGES; page += 7)
         map.bytes[page * 4096 + 10] = 1;
     unsigned stores = (PAGES + 6) / 7;
-    assert_int_equal(statistics().write_faults, stores);
-    assert_int_equal(statistics().twins, stores);
+    assert_int_equal(device_stat(&f, 0).stat.write_faults, stores);
+    assert_int_equal(device_stat(&f, 0).stat.twins, stores);
     assert_int_equal(device_release(&f, &map), 0);
     map.bytes[7 * 4096 + 11] = 2;
-    assert_int_equal(statistics().write_faults, stores + 1);
+    assert_int_equal(device_stat(&f, 0).stat.write_faults, stores + 1);
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(7, 11), 2);
+    assert_int_equal(kernel_byte(&f, 7, 11), 2);
     fixture_stop(&f);
 }
 
@@ -112,8 +96,8 @@ static void test_advice_against_it(void **state)
     assert_int_equal(cache_map_advise(f.client, map.id, 0, 4096, GAIA_ADV_RANDOM), 0);
     for (unsigned page = 0; page < 20; page++)
         map.bytes[page * 4096 + 10] = 1;
-    assert_int_equal(statistics().write_faults, 20);
-    assert_int_equal(statistics().twins, 20);
+    assert_int_equal(device_stat(&f, 0).stat.write_faults, 20);
+    assert_int_equal(device_stat(&f, 0).stat.twins, 20);
     fixture_stop(&f);
 }
 
@@ -139,7 +123,7 @@ static void test_a_busy_page_in_the_window(void **state)
     assert_false(wake);
     map.bytes[6 * 4096 + 10] = 1;
     assert_int_equal(device_release(&f, &map), 0);
-    assert_int_equal(read_byte(6, 10), 1);
+    assert_int_equal(kernel_byte(&f, 6, 10), 1);
     fixture_stop(&f);
 }
 
@@ -180,9 +164,9 @@ static void test_stores_to_what_a_file_grows_by(void **state)
         pthread_join(thread, NULL);
         assert_int_equal(device_release(&f, &map), 0);
         f.kernel[0].cached = false; /* the kernel cuts its own pages off */
-        if (read_byte(0, 1999) || read_byte(0, 2000) != 1 + round % 250)
-            fail_msg("round %u: %u and %u, not 0 and %u", round, read_byte(0, 1999), read_byte(0, 2000),
-                     1 + round % 250);
+        if (kernel_byte(&f, 0, 1999) || kernel_byte(&f, 0, 2000) != 1 + round % 250)
+            fail_msg("round %u: %u and %u, not 0 and %u", round, kernel_byte(&f, 0, 1999),
+                     kernel_byte(&f, 0, 2000), 1 + round % 250);
     }
     assert_int_equal(cache_file_truncate(f.file, f.fd, FIXTURE_PAGES * 4096), 0);
     fixture_stop(&f);

@@ -194,7 +194,7 @@ static void test_a_touch_that_fails_where_a_page_was_protected(void **state)
     assert_int_equal(device_release(&f, &map), 0);
     do { /* it was shown before it counts as resident, and stays for so long */
         assert_int_equal(cache_map_advise(f.client, map.id, 20 * 4096, 4096, GAIA_ADV_DONTNEED), 0);
-        assert_int_equal(cache_stat_device(f.cache, 0, &stat), 0);
+        stat = device_stat(&f, 0);
     } while (!stat.stat.evictions);
     drop_page_20();
     sigaction(SIGBUS, &action, &before);
@@ -259,15 +259,6 @@ static void test_a_touch_that_fails_beside_one_that_does_not(void **state)
     fixture_stop(&f);
 }
 
-static int refuse_to_fetch(struct gaia_frames *frames, uint64_t page, unsigned count, void *const *pages_out)
-{
-    (void)frames;
-    (void)page;
-    (void)count;
-    (void)pages_out;
-    return -EIO;
-}
-
 /* The same, where the one's was not even begun: what another device has released could not be had. */
 static void test_a_touch_that_is_not_begun_beside_one_that_is(void **state)
 {
@@ -280,7 +271,7 @@ static void test_a_touch_that_is_not_begun_beside_one_that_is(void **state)
     other.bytes[20 * 4096 + 7] = 'r';
     assert_int_equal(device_release(&f, &other), 0);
     assert_int_equal(cache_map_advise(f.client, map.id, 0, 4096, GAIA_ADV_RANDOM), 0);
-    f.fetch = refuse_to_fetch;
+    f.fetch = fixture_fail_to_fetch;
     bool stored = touch_beside_another(bytes);
     assert_null(f.fetch);
     if (stored) {
