@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Eviction where some copies stay: of files that are mapped on a device that scans. Which go is what the
  * policy says of all, as an oracle has it that looks at each; how many are looked at is counted, or those
- * that need not be are memory that nobody may read. Seed: GAIA_TEST_SEED. */
+ * that need not be are memory that nobody may read. Seed: tests/consistency/seed.h. */
 #include "tests/cache/evict_world.inc"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
+
+#include "tests/consistency/seed.h"
 
 #define LEAVES 8u /* of a replica, in the random runs */
 
@@ -230,18 +230,10 @@ static unsigned model_evict(unsigned pages)
     return total;
 }
 
-static unsigned random_state;
-
-static unsigned below(unsigned n)
-{
-    random_state = random_state * 1664525u + 1013904223u;
-    return (random_state >> 8) % n;
-}
-
 static void evict_both(void)
 {
     static struct dropped real[DROPS_MAX];
-    unsigned pages = 1 + below(3 * LEAF_PAGES);
+    unsigned pages = 1 + seed_below(3 * LEAF_PAGES);
 
     drop_count = 0;
     uint64_t went = evict_some_of(&device, pages);
@@ -266,7 +258,8 @@ static void change_busy(unsigned replica, uint64_t leaf)
     if (at == model.count)
         return;
     page_mask was = model.order[at].busy;
-    model.order[at].busy = was ? 0 : model.order[at].present & page_range_mask(0, below(LEAF_PAGES), UNIT);
+    model.order[at].busy =
+        was ? 0 : model.order[at].present & page_range_mask(0, seed_below(LEAF_PAGES), UNIT);
     if (!(model.order[at].present | model.order[at].busy))
         model_remove(at);
     pthread_mutex_lock(&world->file.lock);
@@ -280,7 +273,7 @@ static void change_busy(unsigned replica, uint64_t leaf)
 
 static void change_map(unsigned replica)
 {
-    if (model.clients[replica] < 2 && below(2)) {
+    if (model.clients[replica] < 2 && seed_below(2)) {
         model.clients[replica]++;
         evict_mapped(&worlds[replica].replica);
     } else if (model.clients[replica]) {
@@ -291,11 +284,11 @@ static void change_map(unsigned replica)
 
 static void step(void)
 {
-    unsigned replica = below(REPLICAS), at;
-    uint64_t leaf = below(LEAVES);
-    page_mask pages = page_range_mask(0, below(LEAF_PAGES), 1 + below(LEAF_PAGES));
+    unsigned replica = seed_below(REPLICAS), at;
+    uint64_t leaf = seed_below(LEAVES);
+    page_mask pages = page_range_mask(0, seed_below(LEAF_PAGES), 1 + seed_below(LEAF_PAGES));
 
-    switch (below(8)) {
+    switch (seed_below(8)) {
     case 0:
     case 1:
     case 2:
@@ -353,9 +346,7 @@ int main(void)
         cmocka_unit_test(test_once_round),   cmocka_unit_test(test_the_last_one_goes),
         cmocka_unit_test(test_same_victims),
     };
-    const char *seed = getenv("GAIA_TEST_SEED");
 
-    random_state = seed ? (unsigned)strtoul(seed, NULL, 0) : 977;
-    printf("seed %u\n", random_state);
+    seed_start();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A client's maps, found by id and by address, against a list that is looked through; and at how many of them
- * a search looks. Seed: GAIA_TEST_SEED. */
+ * a search looks. Seed: tests/consistency/seed.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,11 +8,10 @@
 #include <cmocka.h>
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cache/map.h"
+#include "tests/consistency/seed.h"
 
 /* A search that halves what is left looks at so many of MAPS_MAX at most; an address needs two more: the map,
  * and one that ends before it. */
@@ -20,14 +19,6 @@
 
 static struct cache_map all[MAPS_MAX + 1];
 static struct maps maps;
-static unsigned random_state;
-
-static unsigned below(unsigned n)
-{
-    random_state = random_state * 1664525u + 1013904223u;
-    return (random_state >> 8) % n;
-}
-
 static void start(void)
 {
     memset(all, 0, sizeof all);
@@ -126,7 +117,7 @@ static void check_all(void)
             if (attached[list[i] - all] && page * GAIA_PAGE_SIZE >= list[i]->address &&
                 page < list[i]->address / GAIA_PAGE_SIZE + list[i]->count)
                 last = list[i];
-        assert_ptr_equal(maps_at(&maps, page * GAIA_PAGE_SIZE + below(GAIA_PAGE_SIZE)), last);
+        assert_ptr_equal(maps_at(&maps, page * GAIA_PAGE_SIZE + seed_below(GAIA_PAGE_SIZE)), last);
     }
     for (uint32_t id = maps.next_id > 100 ? maps.next_id - 100 : 0; id <= maps.next_id + 1; id++) {
         struct cache_map *found = NULL;
@@ -146,7 +137,7 @@ static void take_off(unsigned at)
 
 static void step(void)
 {
-    struct cache_map *map = &all[below(RUN_MAPS)];
+    struct cache_map *map = &all[seed_below(RUN_MAPS)];
     unsigned at = 0;
 
     while (at < listed && list[at] != map)
@@ -154,9 +145,9 @@ static void step(void)
     if (at == listed) {
         assert_int_equal(maps_add(&maps, map), 0);
         list[listed++] = map;
-    } else if (!attached[map - all] && below(4)) {
+    } else if (!attached[map - all] && seed_below(4)) {
         attached[map - all] = true;
-        attach(map, below(RUN_PAGES), 1 + below(below(2) ? 3 : 12)); /* wherever others are */
+        attach(map, seed_below(RUN_PAGES), 1 + seed_below(seed_below(2) ? 3 : 12)); /* wherever others are */
     } else {
         take_off(at);
     }
@@ -172,7 +163,7 @@ static void test_as_a_list(void **state)
             check_all();
         }
         while (listed)
-            take_off(below(listed));
+            take_off(seed_below(listed));
         maps_free(&maps);
     }
 }
@@ -184,9 +175,7 @@ int main(void)
         cmocka_unit_test(test_ids_begin_anew),
         cmocka_unit_test(test_as_a_list),
     };
-    const char *seed = getenv("GAIA_TEST_SEED");
 
-    random_state = seed ? (unsigned)strtoul(seed, NULL, 0) : 977;
-    printf("seed %u\n", random_state);
+    seed_start();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

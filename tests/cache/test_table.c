@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A table of what has a number, against an array; and at how many entries a search looks. Seed:
- * GAIA_TEST_SEED. */
+ * tests/consistency/seed.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,23 +8,15 @@
 #include <cmocka.h>
 
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cache/table.h"
+#include "tests/consistency/seed.h"
 
 #define ENTRIES 50000u
 
 static struct table_entry all[ENTRIES];
 static struct table table;
-static unsigned random_state;
-
-static unsigned below(unsigned n)
-{
-    random_state = random_state * 1664525u + 1013904223u;
-    return (random_state >> 8) % n;
-}
 
 /* Numbers as they are given one after the other, and those of a kernel's leaves: two at a search on average,
  * however many there are. */
@@ -49,7 +41,7 @@ static void test_come_and_go(void **state)
 
     (void)state;
     for (unsigned turn = 0; turn < 10 * ENTRIES; turn++) {
-        unsigned i = below(ENTRIES);
+        unsigned i = seed_below(ENTRIES);
         assert_ptr_equal(table_find(&table, i), there[i] ? &all[i] : NULL);
         if (there[i])
             table_remove(&table, &all[i]);
@@ -84,9 +76,7 @@ int main(void)
         cmocka_unit_test(test_come_and_go),
         cmocka_unit_test(test_two_of_one_number),
     };
-    const char *seed = getenv("GAIA_TEST_SEED");
 
-    random_state = seed ? (unsigned)strtoul(seed, NULL, 0) : 977;
-    printf("seed %u\n", random_state);
+    seed_start();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
