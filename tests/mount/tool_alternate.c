@@ -9,18 +9,14 @@
  * page), the device stores to some of the odd ones, releases, and the file is read. Now and then the device
  * acquires and must see all. Exit status: 0, nothing was lost; 1, something was, it says what; 2, a call
  * failed. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "gaia.h"
+#include "tests/mount/tool.h"
 
-#define PAGE 4096u
 #define PAGES 3u
 #define SIZE (PAGES * PAGE)
 #define REPORTS_MAX 10u
@@ -29,20 +25,6 @@ static uint8_t expected[SIZE], seen[SIZE];
 static bool unseen[SIZE]; /* by the device: odd bytes that the CPU wrote since the last acquire */
 static uint64_t random_state;
 static unsigned lost;
-
-static void die(const char *what)
-{
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    exit(2);
-}
-
-static unsigned random_below(unsigned n)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (unsigned)(random_state >> 16) % n;
-}
 
 static void compare(const char *reader, unsigned round)
 {
@@ -55,15 +37,15 @@ static void compare(const char *reader, unsigned round)
 /* Plain writes; what the device stored has been released. */
 static void cpu_round(int fd)
 {
-    unsigned start = random_below(SIZE), length = 1;
+    unsigned start = (unsigned)draw(&random_state, SIZE), length = 1;
 
-    switch (random_below(4)) {
+    switch (draw(&random_state, 4)) {
     case 0:
         start = start / PAGE * PAGE;
         length = PAGE;
         break;
     case 1:
-        length = 1 + random_below(SIZE - start < 300 ? SIZE - start : 300);
+        length = 1 + (unsigned)draw(&random_state, SIZE - start < 300 ? SIZE - start : 300);
         break;
     default:
         start &= ~1u;
@@ -79,10 +61,10 @@ static void cpu_round(int fd)
 
 static void device_round(volatile uint8_t *bytes)
 {
-    unsigned stores = 1 + random_below(64);
+    unsigned stores = 1 + (unsigned)draw(&random_state, 64);
 
     while (stores--) {
-        unsigned i = random_below(SIZE) | 1u;
+        unsigned i = (unsigned)draw(&random_state, SIZE) | 1u;
         if (!unseen[i])
             bytes[i] = ++expected[i];
     }
@@ -107,10 +89,10 @@ int main(int argc, char **argv)
     if (bytes == MAP_FAILED)
         die("gaia_mmap");
     for (unsigned round = 0; round < rounds; round++) {
-        bool device_first = random_below(2);
+        bool device_first = draw(&random_state, 2);
         if (device_first)
             device_round(bytes);
-        if (device_first && random_below(2) && gaia_mrelease(bytes, SIZE, device))
+        if (device_first && draw(&random_state, 2) && gaia_mrelease(bytes, SIZE, device))
             die("gaia_mrelease");
         else if (!device_first)
             cpu_round(fd);
@@ -126,7 +108,7 @@ int main(int argc, char **argv)
         for (unsigned i = 1; i < SIZE; i += 2) /* its own stores, whatever became of the page */
             seen[i] = unseen[i] ? seen[i] : bytes[i];
         compare("device, own bytes", round);
-        if (random_below(8))
+        if (draw(&random_state, 8))
             continue;
         if (gaia_macquire(bytes, SIZE, device))
             die("gaia_macquire");

@@ -6,35 +6,24 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "gaia.h"
-
-#define PAGE 4096u
+#include "tests/mount/tool.h"
 
 static struct gaia_device *device;
 static volatile uint8_t *bytes;
 static size_t size;
 static uint64_t seed;
 
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state >> 8;
-}
-
 static void *kernel(void *argument)
 {
     uint64_t state = seed * 31 + (uintptr_t)argument + 1;
 
     for (;;) {
-        size_t at = next_random(&state) % size;
-        switch (next_random(&state) % 8) {
+        size_t at = draw(&state, size);
+        switch (draw(&state, 8)) {
         case 0:
             if (gaia_mrelease((void *)bytes, size, device))
                 perror("gaia_mrelease");
@@ -45,7 +34,7 @@ static void *kernel(void *argument)
             break;
         default:
             for (unsigned i = 0; i < 20; i++)
-                bytes[next_random(&state) % size]++;
+                bytes[draw(&state, size)]++;
             break;
         }
     }

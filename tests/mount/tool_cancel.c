@@ -6,30 +6,20 @@
  * A round: a thread maps, stores, releases, acquires and unmaps without end, and is cancelled at some moment.
  * Then all of it is done once more. Exit status: 0; 2, a call failed, it says which. A hang is ended by
  * SIGALRM. */
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "gaia.h"
+#include "tests/mount/tool.h"
 
-#define PAGE 4096u
 #define LIMIT_S 20u /* of a round */
 
 static struct gaia_device *device;
 static int fd;
-
-static void die(const char *what)
-{
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    exit(2);
-}
 
 static void use_once(void)
 {

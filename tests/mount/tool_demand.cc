@@ -33,6 +33,7 @@
 
 #include "gpu/gaia.h"
 #include "gpu/gaia_device.cuh"
+#include "tests/random.h"
 
 static struct gaia_device *device;
 static void *address;
@@ -103,15 +104,6 @@ static void sum(void)
     printf("%" PRIu64 " %u\n", bytes, all.error());
 }
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 static void play(unsigned me, unsigned threads, uint64_t operations, uint64_t seed, uint64_t span,
                  std::string *wrong)
 {
@@ -120,10 +112,10 @@ static void play(unsigned me, unsigned threads, uint64_t operations, uint64_t se
     uint64_t state = seed * 1000 + me;
 
     for (uint64_t i = 0; i < operations && wrong->empty(); i++) {
-        uint64_t n = next_random(&state) % (span / threads), at = n * threads + me;
-        bool stores = next_random(&state) % 2;
+        uint64_t n = draw(&state, span / threads), at = n * threads + me;
+        bool stores = draw(&state, 2);
         if (stores) {
-            uint8_t value = (uint8_t)next_random(&state);
+            uint8_t value = (uint8_t)draw(&state, 256);
             mine.store(at, value);
             known[n] = value;
         } else {

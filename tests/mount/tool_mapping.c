@@ -10,23 +10,19 @@
  * a store its writer notes the count as started, and, once others have a right to see it, as published: so
  * whoever reads knows the least and the most that it may find. Exit status: 0, nothing was lost; 1, something
  * was, it says what; 2, a call failed. */
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "gaia.h"
+#include "tests/mount/tool.h"
 
-#define PAGE 4096u
 #define WRITERS_MAX 8u
 #define ACQUIRE_EVERY 7u
 #define REPORTS_MAX 10u
@@ -53,20 +49,6 @@ static unsigned writer_count;
 static size_t size, grain, runs;
 static unsigned rounds;
 static uint64_t seed;
-
-static void die(const char *what)
-{
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    exit(2);
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
 
 static bool is_device(unsigned writer)
 {
@@ -130,7 +112,7 @@ static void cpu_writer(unsigned writer)
         die("map the file");
     for (unsigned round = 0; atomic_load(&shared->devices_left); round++) {
         for (size_t i = writer; i < runs; i += writer_count) {
-            if (!maps && next_random(&state) % 4)
+            if (!maps && draw(&state, 4))
                 continue;
             uint32_t count = atomic_load(&counts[i].started) + 1;
             atomic_store(&counts[i].started, count);
@@ -174,9 +156,9 @@ static void device_writer(unsigned writer)
             while (atomic_load(&shared->devices_left))
                 usleep(1000);
         }
-        uint64_t rarity = 1 + next_random(&state) % 8;
+        uint64_t rarity = 1 + draw(&state, 8);
         for (size_t i = writer; i < runs && round < rounds; i += writer_count) {
-            if (next_random(&state) % rarity)
+            if (draw(&state, rarity))
                 continue;
             uint32_t value = atomic_load(&counts[i].started) + 1;
             atomic_store(&counts[i].started, value);

@@ -7,19 +7,15 @@
  * Byte i belongs to writer i % (THREADS + 1); the last writer is the CPU. Every thread knows what its bytes
  * are, looks at them now and then through the device, and releases ranges. Exit status: 0, nothing was lost;
  * 1, something was, it says what; 2, a call failed. */
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "gaia.h"
+#include "tests/mount/tool.h"
 
-#define PAGE 4096u
 #define THREADS_MAX 16u
 #define REPORTS_MAX 10u
 
@@ -32,20 +28,6 @@ static uint64_t seed;
 static int fd;
 static _Atomic unsigned lost;
 
-static void die(const char *what)
-{
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    exit(2);
-}
-
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state >> 8;
-}
-
 static void report(const char *reader, size_t at, uint8_t seen)
 {
     if (atomic_fetch_add(&lost, 1) < REPORTS_MAX)
@@ -55,7 +37,7 @@ static void report(const char *reader, size_t at, uint8_t seen)
 
 static size_t own_byte(uint64_t *state, unsigned writer)
 {
-    size_t at = next_random(state) % size / writers * writers + writer;
+    size_t at = draw(state, size) / writers * writers + writer;
 
     return at < size ? at : writer;
 }
@@ -70,11 +52,11 @@ static void *device_thread(void *argument)
         if (bytes[at] != expected[at])
             report("device", at, bytes[at]);
         bytes[at] = ++expected[at];
-        if (next_random(&state) % 64)
+        if (draw(&state, 64))
             continue;
-        size_t start = at / PAGE * PAGE, length = 1 + next_random(&state) % (size - start);
-        if (next_random(&state) % 4 ? gaia_mrelease((void *)(bytes + start), length, device)
-                                    : gaia_macquire((void *)(bytes + start), length, device))
+        size_t start = at / PAGE * PAGE, length = 1 + draw(&state, size - start);
+        if (draw(&state, 4) ? gaia_mrelease((void *)(bytes + start), length, device)
+                            : gaia_macquire((void *)(bytes + start), length, device))
             die("gaia_mrelease, gaia_macquire");
     }
     return NULL;
@@ -119,7 +101,7 @@ int main(int argc, char **argv)
         die(argv[1]);
     uint64_t state = seed + 1;
     for (size_t i = 0; i < size; i++)
-        expected[i] = (uint8_t)next_random(&state);
+        expected[i] = (uint8_t)draw(&state, 256);
     if (pwrite(fd, expected, size, 0) != (ssize_t)size)
         die("pwrite");
     if (gaia_device_open(NULL, &device))
