@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The time, to tell how long ago something was. For waits see base/lock.h. */
+/* The time, to tell how long ago something was, and dates. For waits see base/lock.h. */
 #ifndef GAIAFS_BASE_CLOCK_H
 #define GAIAFS_BASE_CLOCK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -10,6 +11,12 @@
 static inline uint64_t clock_ns(const struct timespec *time)
 {
     return (uint64_t)time->tv_sec * 1000000000 + (uint64_t)time->tv_nsec;
+}
+
+/* Of dates of files. */
+static inline bool clock_same(struct timespec a, struct timespec b)
+{
+    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
 static inline uint64_t clock_read_ns(clockid_t clock)

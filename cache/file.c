@@ -544,16 +544,11 @@ void file_resized(struct cache_file *file, off_t size)
     }
 }
 
-static bool same_time(struct timespec a, struct timespec b)
-{
-    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
-}
-
 bool file_unchanged(struct cache_file *file)
 {
     struct stat st;
 
-    return !fstat(file->fd, &st) && same_time(st.st_ctim, file->ctime);
+    return !fstat(file->fd, &st) && clock_same(st.st_ctim, file->ctime);
 }
 
 void file_stamp(struct cache_file *file, bool unchanged_before)
@@ -592,7 +587,7 @@ int file_check_behind(struct cache_file *file)
 
     if (fstat(file->fd, &st))
         return -errno;
-    if (!same_time(st.st_ctim, file->ctime) || st.st_size != file->size) {
+    if (!clock_same(st.st_ctim, file->ctime) || st.st_size != file->size) {
         file_resized(file, st.st_size);
         if (!passed_is_compared(file)) /* else its times say nothing, and acquires look at the bytes */
             file_all_modified(file);

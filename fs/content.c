@@ -197,11 +197,6 @@ void inode_gate_leave(struct inode *inode, const struct cache_file *file)
         pthread_rwlock_unlock(&inode_content(inode)->gate);
 }
 
-static bool same_time(struct timespec a, struct timespec b)
-{
-    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
-}
-
 /* Two changes within one tick of the filesystem's clock look alike: a fresh change time proves nothing. */
 static bool is_settled(struct timespec ctime)
 {
@@ -215,8 +210,8 @@ static bool is_settled(struct timespec ctime)
 
 static bool seen_is(const struct content *content, const struct stat *st)
 {
-    return content->seen.size == st->st_size && same_time(content->seen.mtime, st->st_mtim) &&
-           same_time(content->seen.ctime, st->st_ctim);
+    return content->seen.size == st->st_size && clock_same(content->seen.mtime, st->st_mtim) &&
+           clock_same(content->seen.ctime, st->st_ctim);
 }
 
 static void see(struct content *content, const struct stat *st)
@@ -230,7 +225,7 @@ static void see(struct content *content, const struct stat *st)
 static bool has_same_bytes(const struct content *content, const struct stat *st)
 {
     return content->seen.size == st->st_size &&
-           (content->seen.setting || same_time(content->seen.mtime, st->st_mtim));
+           (content->seen.setting || clock_same(content->seen.mtime, st->st_mtim));
 }
 
 /* Whether it was as it was seen; otherwise as it is now is what was seen. Lock held. */
