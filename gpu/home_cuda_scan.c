@@ -132,19 +132,15 @@ out:
     return error;
 }
 
-/* Pages of one batch that lie in one chunk: their numbers go into the list, from `from` on. */
-static size_t batch_part(const struct cuda_frames *frames, const uint64_t *pages, size_t count, size_t from,
-                         struct chunk **chunk_out)
+/* Of the pages of a batch the first ones, which lie in one chunk: their numbers there go into the list. How
+ * many. */
+static size_t list_run(const struct cuda_frames *frames, const uint64_t *pages, size_t count, uint32_t *list)
 {
-    uint64_t index = pages[from] / frames->base.chunk_pages;
-    uint32_t *list = (uint32_t *)(void *)gpu_host_area(frames->gpu, GPU_LISTS);
+    uint64_t each = frames->base.chunk_pages;
     size_t n = 0;
 
-    while (from + n < count && pages[from + n] / frames->base.chunk_pages == index) {
-        list[from + n] = (uint32_t)(pages[from + n] % frames->base.chunk_pages);
-        n++;
-    }
-    *chunk_out = index < frames->count ? frames->chunks[index] : NULL;
+    for (; n < count && pages[n] / each == pages[0] / each; n++)
+        list[n] = (uint32_t)(pages[n] % each);
     return n;
 }
 
@@ -159,11 +155,12 @@ static CUresult list_send(struct home_gpu *gpu, size_t from, size_t n)
 static int gather_batch(struct cuda_frames *frames, const uint64_t *pages, size_t count, uint8_t *out)
 {
     struct home_gpu *gpu = frames->gpu;
+    uint32_t *numbers = (uint32_t *)(void *)gpu_host_area(gpu, GPU_LISTS);
     CUresult error = CUDA_SUCCESS;
-    struct chunk *chunk;
 
     for (size_t from = 0; from < count && error == CUDA_SUCCESS;) {
-        size_t n = batch_part(frames, pages, count, from, &chunk);
+        struct chunk *chunk = part_at(frames, pages[from], 1).chunk;
+        size_t n = list_run(frames, pages + from, count - from, numbers + from);
         uint64_t n64 = n;
         CUdeviceptr list = gpu_device_area(gpu, GPU_LISTS) + from * sizeof(uint32_t);
         CUdeviceptr to = gpu_device_area(gpu, 0) + from * GAIA_PAGE_SIZE;
@@ -290,23 +287,14 @@ static void pins_end(struct cuda_frames *frames, const uint64_t *pages, size_t c
     pthread_mutex_unlock(&frames->lock);
 }
 
-/* The numbers of those of a batch, from `from` on, that lie in one chunk go into the desk's list: how many.
- * They are pinned, but the array of chunks may be another any time. */
-static size_t list_part(struct cuda_frames *frames, const struct gpu_desk *desk, const uint64_t *pages,
-                        size_t count, size_t from, struct chunk **chunk_out)
+/* That of a page that is pinned: the array of chunks may be another any time. */
+static struct chunk *pinned_chunk(struct cuda_frames *frames, uint64_t page)
 {
-    uint64_t index = pages[from] / frames->base.chunk_pages;
-    uint32_t *list = (uint32_t *)(void *)(desk->host + 2 * GPU_DESK_AREA);
-    size_t n = 0;
-
-    while (from + n < count && pages[from + n] / frames->base.chunk_pages == index) {
-        list[from + n] = (uint32_t)(pages[from + n] % frames->base.chunk_pages);
-        n++;
-    }
     pthread_mutex_lock(&frames->lock);
-    *chunk_out = frames->chunks[index];
+    struct chunk *chunk = part_at(frames, page, 1).chunk;
     pthread_mutex_unlock(&frames->lock);
-    return n;
+    assert(chunk);
+    return chunk;
 }
 
 /* At most GPU_DESK_PAGES pages, which are pinned. The desk is the caller's. */
@@ -316,7 +304,7 @@ static CUresult patch_at_desk(struct cuda_frames *frames, const struct gpu_desk 
     struct home_gpu *gpu = frames->gpu;
     const struct cuda_api *api = gpu->device.api;
     size_t lists = 2 * GPU_DESK_AREA;
-    struct chunk *chunk;
+    uint32_t *numbers = (uint32_t *)(void *)(desk->host + lists);
 
     for (size_t i = 0; i < count; i++)
         memcpy(desk->host + i * GAIA_PAGE_SIZE, old[i], GAIA_PAGE_SIZE);
@@ -326,7 +314,8 @@ static CUresult patch_at_desk(struct cuda_frames *frames, const struct gpu_desk 
         error = api->cuMemcpyHtoDAsync(desk->device + GPU_DESK_AREA, desk->host + GPU_DESK_AREA,
                                        count * GAIA_PAGE_SIZE, desk->stream);
     for (size_t from = 0, n; from < count && error == CUDA_SUCCESS; from += n) {
-        n = list_part(frames, desk, pages, count, from, &chunk);
+        struct chunk *chunk = pinned_chunk(frames, pages[from]);
+        n = list_run(frames, pages + from, count - from, numbers + from);
         uint64_t n64 = n;
         CUdeviceptr list = desk->device + lists + from * sizeof(uint32_t);
         CUdeviceptr before = desk->device + from * GAIA_PAGE_SIZE, after = before + GPU_DESK_AREA;
