@@ -266,6 +266,18 @@ static int add_argument(struct fuse_args *args, const char *argument)
     return 0;
 }
 
+bool options_ask_for(const struct fs_options *options, const char *word)
+{
+    const char *list = options->mount_options ? options->mount_options : "";
+
+    for (size_t length; *list; list += length + (list[length] == ',')) {
+        length = strcspn(list, ",");
+        if (length == strlen(word) && strncmp(list, word, length) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* The flags of a remount are all that hold after it. */
 static unsigned long flags_of(const struct fs_options *options)
 {
@@ -279,15 +291,10 @@ static unsigned long flags_of(const struct fs_options *options)
                  {"dirsync", MS_DIRSYNC}};
     unsigned long flags = (options->read_only ? MS_RDONLY : 0) | (options->no_atime ? MS_NOATIME : 0) |
                           (options->no_diratime ? MS_NODIRATIME : 0);
-    const char *list = options->mount_options ? options->mount_options : "";
 
-    for (size_t length; *list; list += length + (list[length] == ',')) {
-        length = strcspn(list, ",");
-        for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-            if (strlen(words[i].word) == length && strncmp(list, words[i].word, length) == 0)
-                flags |= words[i].flag;
-        }
-    }
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (options_ask_for(options, words[i].word))
+            flags |= words[i].flag;
     return flags;
 }
 

@@ -41,6 +41,8 @@ int options_parse(struct fs_options *options_out, int argc, char **argv);
 bool options_has_peers_file(const struct fs_options *options);
 /* Other mounts may have the data directory, too. */
 bool options_share_directory(const struct fs_options *options);
+/* Whether a word is among the flags for libfuse. */
+bool options_ask_for(const struct fs_options *options, const char *word);
 void options_free(struct fs_options *options);
 void options_print_help(void);
 

@@ -174,18 +174,10 @@ static void raise_read_ahead(dev_t device)
     close(fd);
 }
 
-/* Whether one of the words is among the flags that were given: one and its opposite. */
+/* Whether one of the two was given: one is the opposite of the other. */
 static bool is_asked(const struct fs_options *options, const char *word, const char *opposite)
 {
-    const char *list = options->mount_options ? options->mount_options : "";
-
-    for (size_t length; *list; list += length + (list[length] == ',')) {
-        length = strcspn(list, ",");
-        if ((length == strlen(word) && !strncmp(list, word, length)) ||
-            (length == strlen(opposite) && !strncmp(list, opposite, length)))
-            return true;
-    }
-    return false;
+    return options_ask_for(options, word) || options_ask_for(options, opposite);
 }
 
 /* mount(8)'s defaults, not libfuse's; but what the data directory's own mount refuses, this one does not
