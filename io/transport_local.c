@@ -403,11 +403,16 @@ static void local_flush(struct gaia_link *link)
 
 /* ---- memory ---- */
 
-static int local_remember(struct gaia_memory *memory)
+static int can_reach(const struct gaia_span *span)
 {
-    if (memory->span.dmabuf >= 0)
+    if (span->dmabuf >= 0)
         return transport_say(-EOPNOTSUPP, "the local carrier can't reach another device's memory");
     return 0;
+}
+
+static int local_remember(struct gaia_memory *memory)
+{
+    return can_reach(&memory->span);
 }
 
 static void local_forget(struct gaia_memory *memory)
@@ -417,8 +422,10 @@ static void local_forget(struct gaia_memory *memory)
 
 static int local_expose(struct gaia_link *link, const struct gaia_span *span, struct link_region *region)
 {
-    if (span->dmabuf >= 0)
-        return transport_say(-EOPNOTSUPP, "the local carrier can't reach another device's memory");
+    int error = can_reach(span);
+
+    if (error)
+        return error;
     if (getrandom(&region->key, sizeof region->key, 0) != sizeof region->key)
         return transport_say(-EIO, "getrandom: %s", strerror(errno));
     region->key -= region->key % GAIA_LINK_REGIONS_MAX;
