@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What tools share that take part as a node of a cache (tool_member.c, tool_babble.c): names, a HELLO, and
- * calls of their own. */
+ * calls of their own; and programs that choose a file's home (tests/vm/nodes_tool.h). */
 #ifndef GAIAFS_TESTS_MOUNT_MEMBER_H
 #define GAIAFS_TESTS_MOUNT_MEMBER_H
 

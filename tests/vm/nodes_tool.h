@@ -15,8 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "io/members.h"
-#include "io/node.h"
+#include "tests/mount/member.h"
 #include "tests/random.h"
 
 #define PAGE ((size_t)4096)
@@ -35,22 +34,14 @@ static inline uint64_t now_us(void)
 /* The home of a file of the data directory among the nodes a and b: 0 or 1. Only their names count. */
 static inline unsigned home_of(const char *path)
 {
-    union {
-        struct file_handle handle;
-        char bytes[sizeof(struct file_handle) + NODE_NAME_MAX];
-    } buffer = {.handle.handle_bytes = NODE_NAME_MAX};
     static struct members *members;
-    struct node_name name = {0};
+    struct node_name name;
     char why[MEMBERS_WHY];
-    int mount_id;
 
     if (!members && members_parse("a@local:a/b@local:b", "a", &members, why))
         fail(why);
-    if (name_to_handle_at(AT_FDCWD, path, &buffer.handle, &mount_id, 0))
+    if (member_name(path, &name))
         fail(path);
-    name.type = buffer.handle.handle_type;
-    name.length = buffer.handle.handle_bytes;
-    memcpy(name.bytes, buffer.handle.f_handle, name.length);
     return members_home(members, UINT32_MAX, &name, offsetof(struct node_name, bytes) + name.length);
 }
 
@@ -84,6 +75,15 @@ static inline int open_in(const char *folder, const char *name, int flags)
     if (fd < 0)
         fail(path);
     return fd;
+}
+
+/* A range somewhere in a file's bytes, of three pages at most, gets others. */
+static inline void change_some(uint8_t *bytes, size_t length, uint64_t *state, size_t *at_out, size_t *n_out)
+{
+    *at_out = draw(state, length - 1);
+    *n_out = 1 + draw(state, length - *at_out < 3 * PAGE ? length - *at_out : 3 * PAGE);
+    for (size_t i = 0; i < *n_out; i++)
+        bytes[*at_out + i] = (uint8_t)draw(state, 256);
 }
 
 #endif

@@ -57,14 +57,6 @@ static bool reads(const char *folder, const char *name, unsigned round)
     return n == (ssize_t)BYTES ? same(bytes, folder, round) : wrong("%s: %zd bytes were read", folder, n);
 }
 
-static void change(uint64_t *state, size_t *at_out, size_t *length_out)
-{
-    *at_out = draw(state, BYTES - 1);
-    *length_out = 1 + draw(state, BYTES - *at_out < 3 * PAGE ? BYTES - *at_out : 3 * PAGE);
-    for (size_t i = 0; i < *length_out; i++)
-        expected[*at_out + i] = (uint8_t)draw(state, 256);
-}
-
 static bool writes(const char *folder, const char *name, size_t at, size_t length)
 {
     int fd = open_in(folder, name, O_RDWR);
@@ -91,7 +83,7 @@ static bool bytes(uint64_t *state)
     if (mapped == MAP_FAILED)
         return said("gaia_mmap");
     for (unsigned round = 0; round < ROUNDS * 3; round++) {
-        change(state, &at, &length);
+        change_some(expected, BYTES, state, &at, &length);
         if (round % 3 == 2) {
             memcpy(mapped + at, expected + at, length);
             if (gaia_mrelease(mapped, BYTES, device))

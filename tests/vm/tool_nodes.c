@@ -159,15 +159,6 @@ static bool acquired(const struct pair *pair, unsigned node, const uint8_t *expe
 
 /* ---- one writes on one node, one reads on the other ---- */
 
-/* A range somewhere in the file gets other bytes. */
-static void change(uint8_t *expected, uint64_t *state, size_t *at_out, size_t *length_out)
-{
-    *at_out = draw(state, BYTES - 1);
-    *length_out = 1 + draw(state, BYTES - *at_out < 3 * PAGE ? BYTES - *at_out : 3 * PAGE);
-    for (size_t i = 0; i < *length_out; i++)
-        expected[*at_out + i] = (uint8_t)draw(state, 256);
-}
-
 /* The CPU of one node writes, by write() and by stores, and the device of the other reads: stores that nobody
  * has flushed, too, which the acquire has that node's kernel write back. */
 static bool cpu_to_device(struct pair *pair, unsigned from, uint8_t *expected, uint64_t *state)
@@ -175,7 +166,7 @@ static bool cpu_to_device(struct pair *pair, unsigned from, uint8_t *expected, u
     size_t at, length;
 
     for (unsigned round = 0; round < 24; round++) {
-        change(expected, state, &at, &length);
+        change_some(expected, BYTES, state, &at, &length);
         if (round % 3 == 2) {
             memcpy(pair->cpu[from] + at, expected + at, length);
             if (round % 2 && fsync(pair->fd[from]))
@@ -196,7 +187,7 @@ static bool device_to_cpu(struct pair *pair, unsigned from, uint8_t *expected, u
     size_t at, length;
 
     for (unsigned round = 0; round < 24; round++) {
-        change(expected, state, &at, &length);
+        change_some(expected, BYTES, state, &at, &length);
         memcpy(pair->mapped[from] + at, expected + at, length);
         if (gaia_mrelease(pair->mapped[from] + at / PAGE * PAGE, length + at % PAGE, device))
             return said("gaia_mrelease");
@@ -216,7 +207,7 @@ static bool device_to_device(struct pair *pair, unsigned from, uint8_t *expected
     for (unsigned round = 0; round < 24; round++, from = !from) {
         if (!acquired(pair, from, expected))
             return false;
-        change(expected, state, &at, &length);
+        change_some(expected, BYTES, state, &at, &length);
         memcpy(pair->mapped[from] + at, expected + at, length);
         if (gaia_mrelease(pair->mapped[from], BYTES, device))
             return said("gaia_mrelease");
