@@ -83,6 +83,21 @@ def cluster(mount, workdir):
     return start
 
 
+@pytest.fixture
+def pair(cluster, agents, request):
+    """A function that mounts: pair(content, options="timeout=0", count=2, ...) -> (Cluster, who acts first, the other, numbers of
+    their nodes). Two nodes have a program each; `first` (SIDES) says whose acts first; the rest is for both programs."""
+    first = request.getfixturevalue("first")
+
+    def start(content, options="timeout=0", count=2, **kwargs):
+        nodes = cluster(count, options)
+        nodes.make(content, home=0)
+        numbers = nodes.sides(nodes.below(), first)
+        return (nodes, *(Program(agents(), nodes.path(number), **kwargs) for number in numbers), numbers)
+
+    return start
+
+
 def tracked(m):
     """Names of the files whose home the mount is and that it tracks."""
     return [file["path"] for file in statistics(m.mnt)["files"]]

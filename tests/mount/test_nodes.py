@@ -10,23 +10,9 @@ import pytest
 import gaia
 from files import pattern
 from helpers import BIN, MIB, PAGE, agents, make_random, read_file, statistics  # noqa: F401
-from nodes import SIDES, Program, all_see, check, cluster, home_of, tracked, tracked_by_all  # noqa: F401
+from nodes import SIDES, Program, all_see, check, cluster, home_of, pair, tracked, tracked_by_all  # noqa: F401
 
 PAGES = 20
-
-
-@pytest.fixture
-def pair(cluster, agents, request):
-    """Two nodes and a program on each, `first` acting first: (cluster, first, second, numbers of their nodes)."""
-    first = request.getfixturevalue("first")
-
-    def start(content, options="timeout=0", count=2, **kwargs):
-        nodes = cluster(count, options)
-        nodes.make(content, home=0)
-        numbers = nodes.sides(nodes.below(), first)
-        return (nodes, *(Program(agents(), nodes.path(number), **kwargs) for number in numbers), numbers)
-
-    return start
 
 
 # --- who is the home ------------------------------------------------------------------------------------------------------

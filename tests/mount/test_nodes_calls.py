@@ -11,21 +11,7 @@ import pytest
 from conftest import TOP
 from files import pattern
 from helpers import MIB, PAGE, agents, error_of, make_random, read_file, stand_still, write_file  # noqa: F401
-from nodes import SIDES, Program, all_see, check, cluster, tracked_by_all  # noqa: F401
-
-
-@pytest.fixture
-def pair(cluster, agents, request):
-    """Two nodes and a program on each: (cluster, who acts first, the other, numbers of their nodes)."""
-    first = request.getfixturevalue("first")
-
-    def start(content, options="timeout=0", **kwargs):
-        nodes = cluster(2, options)
-        nodes.make(content, home=0)
-        numbers = nodes.sides(nodes.below(), first)
-        return (nodes, *(Program(agents(), nodes.path(number), **kwargs) for number in numbers), numbers)
-
-    return start
+from nodes import SIDES, Program, all_see, check, cluster, pair, tracked_by_all  # noqa: F401
 
 
 def both_see(nodes, one, two, content):
