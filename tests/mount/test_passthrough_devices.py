@@ -17,7 +17,7 @@ import time
 import pytest
 
 from files import make, pattern
-from helpers import PAGE, agents, devices, kernel_at_least, stand_still, statistics, wait_until, write_file  # noqa: F401
+from helpers import PAGE, agents, devices, kernel_at_least, stand_still, wait_until, write_file  # noqa: F401
 from passing import mode, modes, passing  # noqa: F401
 from test_containers import PID
 

@@ -19,7 +19,6 @@ import io
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
