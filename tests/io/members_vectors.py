@@ -4,7 +4,6 @@
 (doc/xxhash_spec.md), without libxxhash. Prints the tables of that test; needs nothing but Python."""
 
 MASK = (1 << 64) - 1
-P32 = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 P64 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 SECRET = bytes.fromhex(  # the first 136 bytes of the default secret
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221b8084674f743248ee035"
