@@ -116,105 +116,122 @@ class Oracle:
                 self.released[at] = [(value, max(w[1] for w in self.released[at]), "race")]
 
 
+class Players:
+    """Random writes, stores, releases, acquires and reads of a CPU and of devices, each against the oracle."""
+
+    def __init__(self, path, content, maps, rng):
+        self.path, self.size, self.maps, self.rng = path, len(content), maps, rng
+        self.fd = os.open(path, os.O_RDWR)
+        self.cpu_map = mmap.mmap(self.fd, 0)
+        self.oracle = Oracle(content, len(maps))
+        self.oracle.count = [(value - at * 7) % 256 for at, value in enumerate(content)]
+        self.hot = [rng.randrange(self.size) for _ in range(30)]  # where they collide
+        self.log = []
+        self.actions = [self.write] * 3 + [self.cpu_store] * 3 + [self.store] * 8 + [self.release] * 3 + \
+            [self.acquire] * 2 + [self.read] * 4
+
+    def close(self):
+        os.close(self.fd)
+
+    def act(self):
+        self.rng.choice(self.actions)()
+
+    def some_device(self):
+        return self.rng.randrange(len(self.maps))
+
+    def some_pages(self):
+        pages = self.size // PAGE
+        first = self.rng.randrange(pages)
+        return (0, pages) if self.rng.random() < 0.6 else (first, self.rng.randint(1, pages - first))
+
+    def some_bytes(self):
+        if self.rng.random() < 0.4:
+            return self.rng.choice(self.hot), 1
+        start = self.rng.randrange(self.size)
+        return start, min(self.size - start, self.rng.choice([1, 1, 2, 7, 30]))
+
+    def fresh(self, start, length):
+        return bytes(self.oracle.fresh(at) for at in range(start, start + length))
+
+    def write(self):
+        if self.rng.random() < 0.15:
+            start, length = self.rng.randrange(self.size // PAGE) * PAGE, PAGE
+        else:
+            start, length = self.some_bytes()
+        data = self.fresh(start, length)
+        self.log.append(f"pwrite {start} {length}")
+        assert os.pwrite(self.fd, data, start) == length
+        self.oracle.cpu_write(start, data)
+
+    def cpu_store(self):
+        start, length = self.some_bytes()
+        data = self.fresh(start, length)
+        self.log.append(f"cpu store {start} {length}")
+        self.cpu_map[start:start + length] = data
+        self.oracle.cpu_write(start, data)
+
+    def store(self):
+        device = self.some_device()
+        start, length = self.some_bytes()
+        data = self.fresh(start, length)
+        self.log.append(f"store {device} {start} {length}")
+        self.maps[device][start:start + length] = data
+        for at, value in enumerate(data, start):
+            self.oracle.store(device, at, value)
+
+    def release(self):
+        device, (first, count) = self.some_device(), self.some_pages()
+        self.log.append(f"release {device} {first} {count}")
+        self.maps[device].release(first * PAGE, count * PAGE)
+        self.oracle.release(device, first, count)
+
+    def acquire(self):
+        device, (first, count) = self.some_device(), self.some_pages()
+        self.log.append(f"acquire {device} {first} {count}")
+        self.maps[device].acquire(first * PAGE, count * PAGE)
+        self.oracle.acquire(device, first, count)
+        self.oracle.check(f"device {device}", first * PAGE, self.maps[device][first * PAGE:(first + count) * PAGE])
+
+    def read(self):
+        start, length = self.some_bytes()
+        start, length = (0, self.size) if self.rng.random() < 0.2 else (start // PAGE * PAGE, PAGE)
+        how = self.rng.randrange(3)
+        self.log.append(f"read {start} {length} {('pread', 'mapping', 'direct')[how]}")
+        if how == 2:
+            data = read_direct(self.path, self.size)[start:start + length]
+        else:
+            data = self.cpu_map[start:start + length] if how else os.pread(self.fd, length, start)
+        self.oracle.check("cpu", start, data)
+
+    def end(self):
+        """All devices release -> what the file has then, as every reader must see it."""
+        for device, one in enumerate(self.maps):
+            one.release()
+            self.oracle.release(device, 0, self.size // PAGE)
+        final = os.pread(self.fd, self.size, 0)
+        self.oracle.check("cpu", 0, final)
+        assert self.cpu_map[:] == final
+        self.cpu_map.close()
+        return final
+
+
 @pytest.mark.limit(60)
 @pytest.mark.parametrize("device_count, options", [(1, ""), (2, ""), (4, ""), (4, "device_cache=256K")])
 def test_random_programs(mount, devices, agents, device_count, options):
-    """Random writes, stores, releases and acquires of all, against the oracle."""
     m = mount(options)
     rng = make_random("random program")
-    pages = 8 if not options else 100
-    content = rng.randbytes(pages * PAGE)
+    content = rng.randbytes((8 if not options else 100) * PAGE)
     path = make(m, content)
-    fd = os.open(path, os.O_RDWR)
-    maps = [Opened(devices(f"soft:{i}"), path).map for i in range(device_count)]
-    cpu_map = mmap.mmap(fd, 0)
-    oracle = Oracle(content, device_count)
-    for at in range(len(content)):
-        oracle.count[at] = (content[at] - at * 7) % 256
-    hot = [rng.randrange(len(content)) for _ in range(30)]  # where they collide
-    log = []
-
-    def some_range():
-        first = rng.randrange(pages)
-        return (0, pages) if rng.random() < 0.6 else (first, rng.randint(1, pages - first))
-
-    def some_bytes():
-        if rng.random() < 0.4:
-            return rng.choice(hot), 1
-        start = rng.randrange(len(content))
-        return start, min(len(content) - start, rng.choice([1, 1, 2, 7, 30]))
-
-    def fresh(start, length):
-        return bytes(oracle.fresh(at) for at in range(start, start + length))
-
-    def write():
-        if rng.random() < 0.15:
-            start = rng.randrange(pages) * PAGE
-            length = PAGE
-        else:
-            start, length = some_bytes()
-        data = fresh(start, length)
-        log.append(f"pwrite {start} {length}")
-        assert os.pwrite(fd, data, start) == length
-        oracle.cpu_write(start, data)
-
-    def cpu_store():
-        start, length = some_bytes()
-        data = fresh(start, length)
-        log.append(f"cpu store {start} {length}")
-        cpu_map[start:start + length] = data
-        oracle.cpu_write(start, data)
-
-    def store():
-        d = rng.randrange(device_count)
-        start, length = some_bytes()
-        data = fresh(start, length)
-        log.append(f"store {d} {start} {length}")
-        maps[d][start:start + length] = data
-        for at, value in enumerate(data, start):
-            oracle.store(d, at, value)
-
-    def release():
-        d, (first, count) = rng.randrange(device_count), some_range()
-        log.append(f"release {d} {first} {count}")
-        maps[d].release(first * PAGE, count * PAGE)
-        oracle.release(d, first, count)
-
-    def acquire():
-        d, (first, count) = rng.randrange(device_count), some_range()
-        log.append(f"acquire {d} {first} {count}")
-        maps[d].acquire(first * PAGE, count * PAGE)
-        oracle.acquire(d, first, count)
-        oracle.check(f"device {d}", first * PAGE, maps[d][first * PAGE:(first + count) * PAGE])
-
-    def read():
-        start, length = some_bytes()
-        start, length = (0, len(content)) if rng.random() < 0.2 else (start // PAGE * PAGE, PAGE)
-        how = rng.randrange(3)
-        log.append(f"read {start} {length} {('pread', 'mapping', 'direct')[how]}")
-        if how == 2:
-            data = read_direct(path, len(content))[start:start + length]
-        else:
-            data = cpu_map[start:start + length] if how else os.pread(fd, length, start)
-        oracle.check("cpu", start, data)
-
-    actions = [write] * 3 + [cpu_store] * 3 + [store] * 8 + [release] * 3 + [acquire] * 2 + [read] * 4
+    players = Players(path, content, [Opened(devices(f"soft:{i}"), path).map for i in range(device_count)], rng)
     try:
         for _ in range(1500 if not options else 700):
-            rng.choice(actions)()
-        for d in range(device_count):
-            maps[d].release()
-            oracle.release(d, 0, pages)
-        final = os.pread(fd, len(content), 0)
-        oracle.check("cpu", 0, final)
-        assert cpu_map[:] == final
-        cpu_map.close()
-        everyone_reads(m, "f", final, *maps)
+            players.act()
+        everyone_reads(m, "f", players.end(), *players.maps)
     except AssertionError:
-        print("\n".join(log[-60:]))
+        print("\n".join(players.log[-60:]))
         raise
     finally:
-        os.close(fd)
+        players.close()
 
 
 @pytest.mark.parametrize("device", ["soft:0", "soft:7"])
