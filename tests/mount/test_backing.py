@@ -512,16 +512,22 @@ def test_a_data_directory_whose_filesystem_is_detached(mount, filesystem):
     assert m.unmount() is None
 
 
+def changes(folder):
+    """Calls that change a folder with a file "f" and a folder "d"."""
+    path = os.path.join(folder, "f")
+    return ((write_file, path, b"x"), (os.mkdir, path + "2"), (os.unlink, path), (os.chmod, path, 0o600),
+            (os.rename, path, path + "2"), (os.setxattr, path, "user.a", b""), (os.truncate, path, 1), (os.utime, path),
+            (os.link, path, path + "2"), (os.rmdir, os.path.join(folder, "d")), (os.chown, path, 1, 1),
+            (os.symlink, "x", path + "2"), (os.open, folder, os.O_TMPFILE | os.O_RDWR))
+
+
 def test_a_data_directory_that_becomes_read_only(mount, filesystem):
     m = mount("timeout=0", data=filesystem)
     path = os.path.join(m.mnt, "f")
     write_file(path, b"bytes")
     os.mkdir(os.path.join(m.mnt, "d"))
     subprocess.run(["mount", "-o", "remount,ro", filesystem], check=True)
-    for call, *args in ((write_file, path, b"x"), (os.mkdir, path + "2"), (os.unlink, path), (os.chmod, path, 0o600),
-                        (os.rename, path, path + "2"), (os.setxattr, path, "user.a", b""), (os.truncate, path, 1),
-                        (os.utime, path), (os.link, path, path + "2"), (os.rmdir, os.path.join(m.mnt, "d")),
-                        (os.chown, path, 1, 1), (os.symlink, "x", path + "2"), (os.open, m.mnt, os.O_TMPFILE | os.O_RDWR)):
+    for call, *args in changes(m.mnt):
         assert error_of(call, *args) == errno.EROFS, (call, args)
     assert read_file(path) == b"bytes" and sorted(os.listdir(m.mnt)) == ["d", "f"]
     subprocess.run(["mount", "-o", "remount,rw", filesystem], check=True)
@@ -543,12 +549,8 @@ def test_a_filesystem_below_the_data_directory_that_becomes_read_only(mount, fil
         os.mkdir(os.path.join(m.mnt, "inner", "d"))
         held = os.open(path, os.O_RDONLY)
         subprocess.run(["mount", "-o", "remount,ro", inner], check=True)
-        for call, *args in ((write_file, path, b"x"), (os.mkdir, path + "2"), (os.unlink, path), (os.chmod, path, 0o600),
-                            (os.rename, path, path + "2"), (os.setxattr, path, "user.a", b""), (os.truncate, path, 1),
-                            (os.utime, path), (os.link, path, path + "2"), (os.rmdir, os.path.join(m.mnt, "inner", "d")),
-                            (os.chown, path, 1, 1), (os.symlink, "x", path + "2"), (os.fchmod, held, 0o600), (os.utime, held),
-                            (os.setxattr, held, "user.a", b""), (os.mkfifo, path + "2"), (os.open, path, os.O_RDWR),
-                            (os.open, os.path.join(m.mnt, "inner"), os.O_TMPFILE | os.O_RDWR)):
+        for call, *args in (*changes(os.path.join(m.mnt, "inner")), (os.fchmod, held, 0o600), (os.utime, held),
+                            (os.setxattr, held, "user.a", b""), (os.mkfifo, path + "2"), (os.open, path, os.O_RDWR)):
             assert error_of(call, *args) == errno.EROFS, (call, args)
         assert os.pread(held, 10, 0) == b"bytes" and sorted(os.listdir(os.path.join(m.mnt, "inner"))) == ["d", "f"]
         write_file(outside, b"changed")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes, some of which end: programs and daemons that are killed, unmounts, nodes that come late or again, and peers
 that should not be there."""
+import contextlib
 import errno
 import os
 import signal
@@ -37,6 +38,17 @@ def within(seconds, what, function, *args):
     finally:
         took = time.monotonic() - begin
         assert took < seconds, f"{what} took {took:.1f} s"
+
+
+@contextlib.contextmanager
+def taken_for_dead(m):
+    """The daemon stands still, for longer than OPTIONS' peer_timeout, and goes on."""
+    stand_still(m.pid)
+    try:
+        time.sleep(2.5)
+        yield
+    finally:
+        os.kill(m.pid, signal.SIGCONT)
 
 
 # --- programs that are killed ---------------------------------------------------------------------------------------------
@@ -275,12 +287,8 @@ def test_a_home_that_stood_still_gives_its_files_up(killed, agents):
     nodes; what was written since, on either, everybody sees."""
     nodes, survivor, content, alive, victim, dead = killed("home")
     content = bytearray(content)
-    stand_still(nodes[dead].pid)
-    try:
-        time.sleep(2.5)  # OPTIONS' peer_timeout, and a little
+    with taken_for_dead(nodes[dead]):
         within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
-    finally:
-        os.kill(nodes[dead].pid, signal.SIGCONT)
     content[4 * PAGE:4 * PAGE + 10] = b"taken over"
     wait_until(lambda: TAKEN_OVER in nodes[dead].log_text(), 10)  # before, it takes itself for the home, and reads what is there
     wait_until(lambda: victim.read() == survivor.read() == bytes(content), 10)
@@ -308,12 +316,8 @@ def test_what_is_lost_as_a_file_is_given_up_is_told(killed, stored):
         victim.device_store(2 * PAGE, b"lost")
     if stored == "released":
         victim.release()
-    stand_still(nodes[dead].pid)
-    try:
-        time.sleep(2.5)  # OPTIONS' peer_timeout, and a little
+    with taken_for_dead(nodes[dead]):
         within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
-    finally:
-        os.kill(nodes[dead].pid, signal.SIGCONT)
     content[4 * PAGE:4 * PAGE + 10] = b"taken over"
     wait_until(lambda: TAKEN_OVER in nodes[dead].log_text(), 10)
     assert ("is lost" in nodes[dead].log_text()) == (stored == "released")
@@ -344,14 +348,10 @@ def test_what_is_lost_is_told_before_all_is_given_up(cluster, agents, workdir, m
     victim.device_store(2 * PAGE, b"lost")
     victim.release()
     for turn in range(2):
-        stand_still(nodes[0].pid)
-        try:
-            time.sleep(2.5)
+        with taken_for_dead(nodes[0]):
             within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
             if turn == 0:
                 plan.arm_wait(ROWS.index("fallocate64"), 15000, 1, 0)
-        finally:
-            os.kill(nodes[0].pid, signal.SIGCONT)
         wait_until(lambda: plan.landed, 10)
         landed = landed if turn else time.monotonic()
     assert error_of(victim.agent, "os.fsync(fd)") == errno.EIO
@@ -373,12 +373,8 @@ def test_each_file_that_has_lost_something_is_named(cluster, agents):
     for victim in victims:
         victim.device_store(10, b"lost")
         victim.release()
-    stand_still(nodes[0].pid)
-    try:
-        time.sleep(2.5)
+    with taken_for_dead(nodes[0]):
         within(PATIENCE_S, "write()", other.do, "[os.pwrite(fd, b'taken over', PAGE) for fd in fds]")
-    finally:
-        os.kill(nodes[0].pid, signal.SIGCONT)
     wait_until(lambda: all(f"the home of {name}: {TAKEN_OVER}" in nodes[0].log_text() for name in names[:3]), 10)
     assert nodes[0].log_text().count("is lost") == 3
     for victim in victims:

@@ -15,6 +15,14 @@ from helpers import ROWS, daemon_with_faults, error_of, in_child, read_file, wri
 from posix_calls import as_user, NOBODY
 
 
+def threads_are_themselves_again(m, count=20):
+    """Those of the daemon: root makes root's files, whichever serves it."""
+    for i in range(count):
+        write_file(os.path.join(m.mnt, f"root{i}"), b"")
+        st = os.stat(os.path.join(m.data, f"root{i}"))
+        assert (st.st_uid, st.st_gid) == (0, 0)
+
+
 def test_permissions_are_those_of_the_caller(mount):
     m = mount()
     os.chmod(m.mnt, 0o755)
@@ -48,11 +56,7 @@ os.link("file", "hard")
     for name, mode in (("file", 0o640), ("folder", 0o750), ("fifo", 0o640), ("symlink", 0o777), ("hard", 0o640)):
         st = os.lstat(os.path.join(m.data, "shared", name))
         assert (st.st_uid, st.st_gid, stat.S_IMODE(st.st_mode)) == (NOBODY, NOBODY, mode), name
-    # root is itself again afterwards, in every thread
-    for i in range(50):
-        write_file(os.path.join(m.mnt, f"root{i}"), b"")
-        st = os.stat(os.path.join(m.data, f"root{i}"))
-        assert (st.st_uid, st.st_gid) == (0, 0)
+    threads_are_themselves_again(m, 50)
 
 
 def test_group_from_a_supplementary_group_and_a_setgid_folder(mount):
@@ -367,11 +371,7 @@ print(oct(os.stat("f").st_mode))
 os.chmod("f", 0o2755)
 """
     alike(folders, code, acl_for_user(OTHER_USER).hex(), **{"uid": USER, **who})
-    # and the thread of the daemon is itself again
-    for i in range(20):
-        write_file(os.path.join(m.mnt, f"root{i}"), b"")
-        st = os.stat(os.path.join(m.data, f"root{i}"))
-        assert (st.st_uid, st.st_gid) == (0, 0)
+    threads_are_themselves_again(m)
 
 
 def test_a_data_directory_without_acls(mount, workdir):
@@ -475,10 +475,7 @@ def test_set_id_bits_after_a_change_are_those_of_a_plain_file(both, change):
                 os.chmod(path, mode)
             found.add(alike(folders, "fd = os.open('f', os.O_RDWR)\n" + CHANGES[change] + "\n" + LOOK, uid=USER, **who))
     assert {f"{mode} {mode}\n" for mode in ("0o100777", "0o102666", "0o100666")} <= found
-    for i in range(20):
-        write_file(os.path.join(m.mnt, f"root{i}"), b"")
-        st = os.stat(os.path.join(m.data, f"root{i}"))
-        assert (st.st_uid, st.st_gid) == (0, 0)
+    threads_are_themselves_again(m)
 
 
 @pytest.mark.parametrize("count", [300, 65536])
