@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the example programs share: clear errors, numbers from the command line, the device's counters.
- * Exit codes of all examples: 0, all is well; 1, a result is wrong; 2, it could not be done (usage, an
- * error). */
+/* What the example programs share: clear errors, numbers from the command line, random numbers, the device's
+ * counters. Exit codes of all examples: 0, all is well; 1, a result is wrong; 2, it could not be done (usage,
+ * an error). */
 #ifndef GAIAFS_EXAMPLES_COMMON_H
 #define GAIAFS_EXAMPLES_COMMON_H
 
@@ -151,6 +151,16 @@ static inline void *allocate(size_t count, size_t size)
     if (memory == NULL)
         fail(errno, "no memory for %zu × %zu bytes", count, size);
     return memory;
+}
+
+/* Random numbers that are the same on every machine (splitmix64). */
+static inline uint64_t random_number(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
 }
 
 #endif

@@ -228,15 +228,6 @@ template <typename Item> static Item *read_file(const char *path, size_t *count_
     return items;
 }
 
-static inline uint64_t random_number(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 /* The end of every example: what the check by plain reads has found. */
 __attribute__((format(printf, 2, 3))) static inline int verdict(bool right, const char *format, ...)
 {

@@ -21,7 +21,7 @@ static struct edge random_edge(unsigned scale, uint64_t *state)
     struct edge edge = {0, 0};
 
     for (unsigned bit = 0; bit < scale; bit++) {
-        uint64_t percent = graph_random(state) % 100;
+        uint64_t percent = random_number(state) % 100;
 
         edge.from = edge.from << 1 | (percent >= 76);
         edge.to = edge.to << 1 | ((percent >= 57 && percent < 76) || percent >= 95);

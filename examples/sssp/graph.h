@@ -120,19 +120,9 @@ static inline void graph_check(const struct graph *graph, const char *path)
     }
 }
 
-/* Small random numbers that are the same on every machine (splitmix64). */
-static inline uint64_t graph_random(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static inline uint32_t graph_random_weight(uint64_t *state)
 {
-    return (uint32_t)(graph_random(state) % GRAPH_WEIGHT_MOST) + 1;
+    return (uint32_t)(random_number(state) % GRAPH_WEIGHT_MOST) + 1;
 }
 
 /* One number for all distances, to compare runs with. */
@@ -143,7 +133,7 @@ static inline uint64_t graph_checksum(const uint64_t *distances, uint64_t vertic
     for (uint64_t v = 0; v < vertices; v++) {
         uint64_t state = distances[v] ^ (v << 40);
 
-        sum += graph_random(&state);
+        sum += random_number(&state);
     }
     return sum;
 }

@@ -54,7 +54,7 @@ static struct change change_weights(int fd, const char *path, const struct graph
         edges = edges == 0 ? 1 : edges;
         if (room == 0)
             continue;
-        offset = header->weights_at + (begin + graph_random(&state) % (room - edges + 1)) * sizeof(uint32_t);
+        offset = header->weights_at + (begin + random_number(&state) % (room - edges + 1)) * sizeof(uint32_t);
         change_place(fd, path, offset, edges, &state);
         count_units(&change, offset, edges * sizeof(uint32_t));
         change.edges += edges;
