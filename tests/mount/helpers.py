@@ -236,6 +236,16 @@ def stand_still(pid):
     wait_until(lambda: states_of(pid) == {"T"}, what="the process stands still")
 
 
+@contextlib.contextmanager
+def standing_still(pid):
+    """While the block runs. Whatever comes of it, the process goes on."""
+    stand_still(pid)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 # --- other processes ------------------------------------------------------------------------------------------------
 
 class AgentDied(Exception):

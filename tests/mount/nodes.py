@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes over one data directory: their mounts, which of them is the home of a file, and programs on them."""
+import contextlib
 import ctypes
 import ctypes.util
 import itertools
@@ -7,11 +8,12 @@ import mmap
 import os
 import signal
 import struct
+import time
 
 import pytest
 
 from gaia import default_device
-from helpers import functions_of, statistics, wait_until, write_file
+from helpers import functions_of, standing_still, statistics, wait_until, write_file
 
 counter = itertools.count()
 # Of the log of a node that has given up a file that it was the home of.
@@ -96,6 +98,14 @@ def pair(cluster, agents, request):
         return (nodes, *(Program(agents(), nodes.path(number), **kwargs) for number in numbers), numbers)
 
     return start
+
+
+@contextlib.contextmanager
+def taken_for_dead(m, seconds):
+    """The daemon stands still for so long, which is longer than peer_timeout, while the block runs, and goes on."""
+    with standing_still(m.pid):
+        time.sleep(seconds)
+        yield
 
 
 def tracked(m):

@@ -17,7 +17,7 @@ import gaia
 import helpers
 from files import make, open_map
 from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, daemon_with_faults,  # noqa: F401
-                     descriptors, devices, error_of, functions_of, make_random, memory_kib, read_file, stand_still,
+                     descriptors, devices, error_of, functions_of, make_random, memory_kib, read_file, stand_still, standing_still,
                      states_of, threads, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
@@ -426,14 +426,11 @@ def test_sigterm_to_the_daemon_while_clients_are_mapped(mount, agents):
 @pytest.mark.skipif(SANITIZED and bool(os.environ.get("GAIA_GATE")), reason="gaiactl waits; the plain suite is enough for tests/run.sh")
 def test_gaiactl_gives_up_on_a_daemon_that_stands_still(mount):
     m = mount()
-    stand_still(m.pid)
-    try:
+    with standing_still(m.pid):
         done = subprocess.run([os.path.join(helpers.BIN, "gaiactl"), "stat", m.mnt], capture_output=True, text=True,
                               timeout=30)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == f"gaiactl: {m.mnt}: the daemon has not answered for 10 s\n"
-    finally:
-        os.kill(m.pid, signal.SIGCONT)
     helpers.statistics(m.mnt)
 
 

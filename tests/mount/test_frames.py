@@ -15,7 +15,7 @@ import pytest
 
 import helpers
 from helpers import (HELLO, MAP, PAGE, UNMAP, Raw, agents, daemon_with_faults, devices, drop_host_cache,  # noqa: F401
-                     get_token, message, stand_still, states_of, statistics, userfaultfd, wait_until, write_file)
+                     get_token, message, standing_still, states_of, statistics, userfaultfd, wait_until, write_file)
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -306,8 +306,7 @@ def test_the_end_of_a_mount_while_a_client_maps(mount, agents, workdir):
         program.do(PROGRAM + "\nmap[0:8] = b'released'\nmap.release()\nmap[3 * PAGE:3 * PAGE + 6] = b'stored'", path=path, prot=3)
     hostile = programs[4]
     hostile.do(PROGRAM + "\nmap[5 * PAGE] = 1\n" + HANGS, path=paths[1], prot=3, elsewhere=os.path.join(stuck.mnt, "f"))
-    stand_still(stuck.pid)
-    try:
+    with standing_still(stuck.pid):
         hostile.start(COVER)
         assert hostile.busy(1), "it is not held up"
         programs[1].start("map[0] = ord('r')\nmap.release()")
@@ -315,8 +314,6 @@ def test_the_end_of_a_mount_while_a_client_maps(mount, agents, workdir):
         programs[3].do("map[100 * PAGE:100 * PAGE + 6] = b'stored'")
         os.kill(m.pid, signal.SIGTERM)
         leaves_nothing(m)
-    finally:
-        os.kill(stuck.pid, signal.SIGCONT)
     m.expected_exit = 1
     assert m.proc.wait(10) == 1 and "is lost: a program has kept it busy" in m.log_text()
     for name in "afz":

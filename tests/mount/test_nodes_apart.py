@@ -12,8 +12,8 @@ import time
 import pytest
 
 from files import pattern
-from helpers import PAGE, TOP, agents, error_of, read_file, stand_still, statistics, wait_until, write_file  # noqa: F401
-from nodes import TAKEN_OVER, Program, all_see, check, cluster, home_of  # noqa: F401
+from helpers import PAGE, TOP, agents, error_of, read_file, stand_still, standing_still, statistics, wait_until, write_file  # noqa: F401
+from nodes import TAKEN_OVER, Program, all_see, check, cluster, home_of, taken_for_dead  # noqa: F401
 
 sys.path.append(os.path.join(TOP, "tests", "kills"))
 
@@ -44,14 +44,10 @@ def make_with_homes(m, data, names, order, content):
 
 def takes_over(m, b, content):
     """The mount stands still; b goes on, and syncs what it has written since."""
-    stand_still(m.pid)
-    try:
-        time.sleep(GIVEN_UP_S)
+    with taken_for_dead(m, GIVEN_UP_S):
         b.write(PAGE + 7, b"taken over")
         error_of(b.agent, "os.fsync(fd)")  # once EIO: what the home had may be lost
         assert error_of(b.agent, "os.fsync(fd)") == 0
-    finally:
-        os.kill(m.pid, signal.SIGCONT)
     content[PAGE + 7:PAGE + 17] = b"taken over"
 
 
@@ -162,16 +158,13 @@ def test_what_waited_at_a_home_that_stood_still(three, how, patience_s):
 def waits_while_another_syncs(nodes, a, b, _, how):
     for page in range(8):
         a.store(page * PAGE, b"a's store")
-    stand_still(nodes[0].pid)
-    try:
+    with standing_still(nodes[0].pid):
         a.agent.start(how)
         time.sleep(GIVEN_UP_S)
         for page in range(8):
             b.write(page * PAGE + 100, b"b's write()")
         for expected in errno.EIO, 0, 0:
             assert error_of(b.agent, "os.fsync(fd)") in (expected, 0)
-    finally:
-        os.kill(nodes[0].pid, signal.SIGCONT)
     outcome = error_of(a.agent.finish)
     assert outcome in ((0, errno.EIO) if "fsync" in how or "flush" in how else (0,))
     wait_until(lambda: TAKEN_OVER in nodes[0].log_text(), 10)

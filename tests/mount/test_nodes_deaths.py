@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes, some of which end: programs and daemons that are killed, unmounts, nodes that come late or again, and peers
 that should not be there."""
-import contextlib
 import errno
 import os
 import signal
@@ -13,11 +12,12 @@ from conftest import Mount, not_in_the_gate, so_much
 from descriptors import descriptors_of
 from files import pattern
 from helpers import (PAGE, ROWS, AgentDied, agents, daemon_with_faults, error_of, read_file, refused_mount,  # noqa: F401
-                     stand_still, statistics, wait_until)
-from nodes import SIDES, TAKEN_OVER, Program, all_see, check, cluster, home_of  # noqa: F401
+                     standing_still, statistics, wait_until)
+from nodes import SIDES, TAKEN_OVER, Program, all_see, check, cluster, home_of, taken_for_dead  # noqa: F401
 
 TIMEOUT_S = 1
 OPTIONS = f"timeout=0,peer_timeout={TIMEOUT_S}"
+GIVEN_UP_S = 2.5 * TIMEOUT_S
 PATIENCE_S = 3 * TIMEOUT_S + 4  # what is promised, on a machine that is busy with other things
 
 
@@ -38,17 +38,6 @@ def within(seconds, what, function, *args):
     finally:
         took = time.monotonic() - begin
         assert took < seconds, f"{what} took {took:.1f} s"
-
-
-@contextlib.contextmanager
-def taken_for_dead(m):
-    """The daemon stands still, for longer than OPTIONS' peer_timeout, and goes on."""
-    stand_still(m.pid)
-    try:
-        time.sleep(2.5)
-        yield
-    finally:
-        os.kill(m.pid, signal.SIGCONT)
 
 
 # --- programs that are killed ---------------------------------------------------------------------------------------------
@@ -260,8 +249,7 @@ def test_a_node_that_stands_still(killed, which):
     victim.device_store(2 * PAGE, b"pending")
     victim.release()
     nodes[dead].expected_exit = None
-    stand_still(nodes[dead].pid)
-    try:
+    with standing_still(nodes[dead].pid):
         def one(function, *args):
             try:
                 return function(*args)
@@ -274,8 +262,6 @@ def test_a_node_that_stands_still(killed, which):
                     ("fsync()", survivor.fsync):
             got = within(PATIENCE_S, what[0], one, *what[1:])
             assert got is None or got in allowed | {0}, f"{what[0]}: {errno.errorcode[got]}"
-    finally:
-        os.kill(nodes[dead].pid, signal.SIGCONT)
     for program in survivor, victim:
         program.agent.kill()
     for m in nodes[alive], nodes[dead]:
@@ -287,7 +273,7 @@ def test_a_home_that_stood_still_gives_its_files_up(killed, agents):
     nodes; what was written since, on either, everybody sees."""
     nodes, survivor, content, alive, victim, dead = killed("home")
     content = bytearray(content)
-    with taken_for_dead(nodes[dead]):
+    with taken_for_dead(nodes[dead], GIVEN_UP_S):
         within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
     content[4 * PAGE:4 * PAGE + 10] = b"taken over"
     wait_until(lambda: TAKEN_OVER in nodes[dead].log_text(), 10)  # before, it takes itself for the home, and reads what is there
@@ -316,7 +302,7 @@ def test_what_is_lost_as_a_file_is_given_up_is_told(killed, stored):
         victim.device_store(2 * PAGE, b"lost")
     if stored == "released":
         victim.release()
-    with taken_for_dead(nodes[dead]):
+    with taken_for_dead(nodes[dead], GIVEN_UP_S):
         within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
     content[4 * PAGE:4 * PAGE + 10] = b"taken over"
     wait_until(lambda: TAKEN_OVER in nodes[dead].log_text(), 10)
@@ -348,7 +334,7 @@ def test_what_is_lost_is_told_before_all_is_given_up(cluster, agents, workdir, m
     victim.device_store(2 * PAGE, b"lost")
     victim.release()
     for turn in range(2):
-        with taken_for_dead(nodes[0]):
+        with taken_for_dead(nodes[0], GIVEN_UP_S):
             within(PATIENCE_S, "write()", survivor.write, 4 * PAGE, b"taken over")
             if turn == 0:
                 plan.arm_wait(ROWS.index("fallocate64"), 15000, 1, 0)
@@ -373,7 +359,7 @@ def test_each_file_that_has_lost_something_is_named(cluster, agents):
     for victim in victims:
         victim.device_store(10, b"lost")
         victim.release()
-    with taken_for_dead(nodes[0]):
+    with taken_for_dead(nodes[0], GIVEN_UP_S):
         within(PATIENCE_S, "write()", other.do, "[os.pwrite(fd, b'taken over', PAGE) for fd in fds]")
     wait_until(lambda: all(f"the home of {name}: {TAKEN_OVER}" in nodes[0].log_text() for name in names[:3]), 10)
     assert nodes[0].log_text().count("is lost") == 3
@@ -398,16 +384,13 @@ def test_a_map_before_the_next_home_knows(cluster, agents):
     def is_down(m):
         return statistics(m.mnt)["nodes"]["nodes"][0]["down"]
 
-    stand_still(nodes[0].pid)
-    try:
+    with standing_still(nodes[0].pid):
         wait_until(lambda: is_down(nodes[2]))
         assert not is_down(nodes[1]), "it knows"
         program.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
         program.device_store(PAGE, b"stored")
         program.release()
         assert read_file(nodes.path(1, f"f{number}")) == content[:PAGE] + b"stored" + content[PAGE + 6:]
-    finally:
-        os.kill(nodes[0].pid, signal.SIGCONT)
     program.agent.kill()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from files import pattern
 from helpers import (PAGE, ROWS, agents, daemon_with_faults, error_of, forget_inodes, read_file, refused_mount, statistics,  # noqa: F401
-                     stand_still, wait_until, write_file)
+                     stand_still, standing_still, wait_until, write_file)
 from nodes import Program, all_see, cluster, served  # noqa: F401
 from test_nodes_deaths import OPTIONS, killed  # noqa: F401
 
@@ -285,13 +285,10 @@ def test_nobody_waits_until_who_stands_still_knows_what_is_closed(cluster, agent
     for path in paths:
         os.unlink(path)
     threads = len(os.listdir(f"/proc/{nodes[0].pid}/task"))
-    stand_still(nodes[1].pid)
-    try:
+    with standing_still(nodes[1].pid):
         home.do(UNMAP_ALL)
         wait_until(lambda: statistics(nodes[0].mnt)["inodes"]["known"] == 1, 10)
         assert len(os.listdir(f"/proc/{nodes[0].pid}/task")) < threads + count // 3
-    finally:
-        os.kill(nodes[1].pid, signal.SIGCONT)
     wait_until_forgotten(nodes[1])
 
 

@@ -11,25 +11,14 @@ import time
 import pytest
 
 from files import pattern
-from helpers import PAGE, ROWS, AgentDied, daemon_with_faults, agents, error_of, read_file, stand_still, states_of, statistics, wait_until, write_file  # noqa: F401
+from helpers import PAGE, ROWS, AgentDied, daemon_with_faults, agents, error_of, read_file, stand_still, standing_still, states_of, statistics, wait_until, write_file  # noqa: F401
 from member import OPS, Member
-from nodes import TAKEN_OVER, Program, check, cluster  # noqa: F401
+from nodes import TAKEN_OVER, Program, check, cluster, taken_for_dead  # noqa: F401
 
 TIMEOUT_S = 1
 OPTIONS = f"timeout=0,peer_timeout={TIMEOUT_S}"
 GIVEN_UP_S = 2.5 * TIMEOUT_S
 AT = 3 * PAGE + 10
-
-
-@contextlib.contextmanager
-def standing_still(m):
-    """So long that it is taken to be dead."""
-    stand_still(m.pid)
-    try:
-        time.sleep(GIVEN_UP_S)
-        yield
-    finally:
-        os.kill(m.pid, signal.SIGCONT)
 
 
 def two_nodes(cluster, home):
@@ -70,7 +59,7 @@ def test_what_had_been_released_does_not_undo_what_was_written_since(cluster, ag
     a.agent.do("first, second = (gaia.Device(f'soft:{number}').mmap(fd, length) for number in range(2))", at=AT)
     check("read()", b.read(), content)
     a.agent.do("first[at:at + 8] = b'released'\nfirst.release()")
-    with standing_still(nodes[0]):
+    with taken_for_dead(nodes[0], GIVEN_UP_S):
         a.agent.start(f"outcome = error_of(lambda: {COLLECTS[how]})")
         b.write(AT, b"taken over")
         sync(b)
@@ -90,7 +79,7 @@ def test_a_daemon_that_is_told_to_end_as_it_goes_on(cluster, agents):
     check("read()", b.read(), content)
     a.device_store(AT, b"released")
     a.release()
-    with standing_still(nodes[0]):
+    with taken_for_dead(nodes[0], GIVEN_UP_S):
         b.write(AT, b"taken over")
         sync(b)
         os.kill(nodes[0].pid, signal.SIGTERM)
@@ -109,7 +98,7 @@ def test_a_copy_is_made_at_the_next_home(cluster, agents):
     a, b = Program(agents(), nodes.path(0)), Program(agents(), nodes.path(1), device=None)
     a.agent.do("source = os.open(path, os.O_RDONLY)", path=nodes.path(0, "source"))
     a.device_load()
-    with standing_still(nodes[0]):
+    with taken_for_dead(nodes[0], GIVEN_UP_S):
         a.agent.start("copied = os.copy_file_range(source, fd, 4096, 0, 3 * 4096)")
         b.write(AT, b"taken over")
         sync(b)
@@ -144,7 +133,7 @@ def test_what_is_tracked_since(cluster, agents, how):
     stores = how in ("flush", "sync")
     if stores:
         a.store(3 * PAGE + 1000, b"stored")
-    with standing_still(nodes[0]):
+    with taken_for_dead(nodes[0], GIVEN_UP_S):
         a.agent.start(f"outcome = error_of(lambda: {UNTRACKED[how]})")
         b = Program(agents(), nodes.path(1))
         for page in 3, 5:
@@ -177,13 +166,10 @@ def test_what_is_tracked_meanwhile_by_who_waits(cluster, agents):
     a, b = Program(agents(), nodes.path(0), device=None), Program(agents(), nodes.path(1), device=None)
     a.store(AT, b"stored")
     content[AT:AT + 6] = b"stored"
-    stand_still(nodes[0].pid)
-    try:
+    with standing_still(nodes[0].pid):
         b.agent.start("map = gaia.Device('soft:0').mmap(fd, length)")
         time.sleep(2.4 * TIMEOUT_S)
         assert b.agent.busy(0)
-    finally:
-        os.kill(nodes[0].pid, signal.SIGCONT)
     assert not b.agent.busy(3 * TIMEOUT_S)
     b.agent.finish()
     check("the device", b.device_load(end=len(content)), content)
@@ -207,13 +193,10 @@ def test_who_told_of_a_file_may_have_given_up_since(cluster, agents):
     try:
         wait_until(lambda: meets(nodes[0], "b"), 10)
         a.store(AT, b"stored")
-        stand_still(nodes[0].pid)
-        try:
+        with standing_still(nodes[0].pid):
             home.start("take_over", path)
             time.sleep(2.4 * TIMEOUT_S)
             stand_still(home.proc.pid)
-        finally:
-            os.kill(nodes[0].pid, signal.SIGCONT)
         time.sleep(0.5 * TIMEOUT_S)
         check("the data directory", read_file(path), content)
         os.kill(home.proc.pid, signal.SIGCONT)
@@ -264,15 +247,12 @@ def test_a_change_beside_what_the_node_is_just_told_of(cluster, agents):
     try:
         wait_until(lambda: meets(nodes[0], "b"), 10)
         a.store(AT, b"stored")
-        stand_still(nodes[0].pid)
-        try:
+        with standing_still(nodes[0].pid):
             met = home.do("asked", OPS["NODE_HELLO"])
             home.do("give_up")
             home.do("pause", OPS["NODE_HELLO"], 3000)
             home.do("pause", OPS["NODE_OPEN"], -1000)
             time.sleep(GIVEN_UP_S)
-        finally:
-            os.kill(nodes[0].pid, signal.SIGCONT)
         wait_until(lambda: home.do("asked", OPS["NODE_HELLO"]) > met, 10, "it meets the home anew")
         home.start("take_over", nodes.below())
         time.sleep(0.3)
@@ -297,7 +277,7 @@ def test_a_map_waits_until_it_is_known_who_is_the_home(cluster, agents, workdir,
     nodes.make(content, home=0)
     a = Program(agents(), nodes.path(0), device=None, cpu=False)
     a.agent.do("dev = gaia.Device('soft:0')")
-    with standing_still(nodes[0]):
+    with taken_for_dead(nodes[0], GIVEN_UP_S):
         plan.arm_wait(ROWS.index("connect"), 700, 1, 0)
         b = Program(agents(), nodes.path(1))
         b.device_store(AT, b"released")
@@ -343,20 +323,17 @@ def test_who_stands_still_again_before_all_were_asked(cluster, agents, silent):
     nodes.make(content, home=0)
     kept = Program(agents(), nodes.path(0))
     kept.device_load()
-    with standing_still(nodes[0]):
+    with taken_for_dead(nodes[0], GIVEN_UP_S):
         wait_until(lambda: statistics(nodes[1].mnt)["nodes"]["nodes"][0]["down"], 10)
     wait_until(lambda: meets(nodes[1], "a"), 10)
     b, other = (Program(agents(), nodes.path(1), device=None, cpu=False) for _ in range(2))
     check("read()", b.read(), content)
-    stand_still(nodes[0].pid)
-    try:
+    with standing_still(nodes[0].pid):
         b.agent.start("os.ftruncate(fd, 4 * 4096)")
         wait_until(lambda: not b.agent.busy(0.1), 15, "it is done at the next home")
         b.agent.finish()
         other.write(5 * PAGE, b"new")
         sync(other)
-    finally:
-        os.kill(nodes[0].pid, signal.SIGCONT)
     content[4 * PAGE:] = bytes(PAGE) + b"new"
     wait_until(lambda: TAKEN_OVER in nodes[0].log_text(), 15)
     check("the data directory", read_file(nodes.below()), content)

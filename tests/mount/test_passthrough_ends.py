@@ -3,14 +3,13 @@
 import ctypes
 import errno
 import os
-import signal
 import subprocess
 
 import pytest
 
 import helpers
 from files import make, pattern
-from helpers import (MIB, PAGE, agents, daemon_with_faults, devices, error_of, read_file, stand_still,  # noqa: F401
+from helpers import (MIB, PAGE, agents, daemon_with_faults, devices, error_of, read_file, standing_still,  # noqa: F401
                      statistics, wait_until, write_file)
 from passing import mode, modes, open_map, passing, program  # noqa: F401
 from test_disks import fill, small_ext4  # noqa: F401
@@ -262,8 +261,7 @@ def test_who_writes_from_memory_that_does_not_come_and_many_who_cut(passing, mou
     writer, many, other = agents(), agents(), agents()
     writer.do("fd = os.open(path, os.O_RDWR)\nmemory = mmap.mmap(os.open(far, os.O_RDWR), PAGE)", path=path,
               far=os.path.join(stuck.mnt, "f"))
-    stand_still(stuck.pid)
-    try:
+    with standing_still(stuck.pid):
         writer.start("os.pwrite(fd, memory, 0)")
         assert writer.busy(0.2)
         many.do("def cut():\n    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))\n"
@@ -273,8 +271,6 @@ def test_who_writes_from_memory_that_does_not_come_and_many_who_cut(passing, mou
                     path=os.path.join(m.mnt, "other"))
         assert not other.busy(10)
         other.finish()
-    finally:
-        os.kill(stuck.pid, signal.SIGCONT)
     writer.finish()
     many.do("for thread in threads:\n    thread.join()")
     assert len(read_file(path)) in (0, PAGE)
