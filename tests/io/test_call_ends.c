@@ -404,7 +404,8 @@ static void stop_at_work(int (*work)(const char *address, unsigned limit_ms), un
 
 static void callers_stop(unsigned limit_ms, unsigned after_ms, unsigned ms, unsigned later_ms)
 {
-    stop_at_work(calls_that_failed, PATIENCE * limit_ms, PATIENCE * after_ms, PATIENCE * ms, PATIENCE * later_ms);
+    stop_at_work(calls_that_failed, PATIENCE * limit_ms, PATIENCE * after_ms, PATIENCE * ms,
+                 PATIENCE * later_ms);
 }
 
 /* It is not the answers that are late: they wait for a process that stood still. */
