@@ -83,8 +83,8 @@ static void host_that_is_slow(void **)
 
         options.slots = one.slots;
         options.frames = one.frames;
-        options.delay_us = 25000;
-        options.wait_ns = 100 * MS;
+        options.delay_us = 100000;
+        options.wait_ns = 400 * MS; /* for so long the host may stand still on a machine with other work */
 
         world w(options);
 

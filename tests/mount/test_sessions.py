@@ -234,7 +234,7 @@ def test_what_the_data_directory_says_of_a_write_back(mount, agents, monkeypatch
 def test_a_data_directory_whose_own_daemon_is_dead(mount, agents, monkeypatch, workdir, code):
     """It is on another FUSE filesystem, say. This mount's daemon is not gone: nobody is told so, but the log says what is."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
-    m, agent = mount("passthrough=off", env=env), agents()
+    m, agent = mount("passthrough=off,timeout=0", env=env), agents()
     agent.do(OPEN + "\nmap = dev.mmap(fd, PAGE)\nmap[0]\nsecond = os.open(other, os.O_RDWR)", path=make(m, pattern(PAGE)),
              other=make(m, bytes(PAGE), "other"))
     for row, call in (("fstatvfs64", "dev.mmap(second, PAGE)"), ("fstatvfs64", "os.fstatvfs(fd)"),
