@@ -120,9 +120,9 @@ int cache_leave(struct cache *cache);
 /* The mount is about to end: from now on other nodes are not waited for without a limit. */
 void cache_ending(struct cache *cache);
 /* Set another list of members, which is the caller's; the one before is not used any more when this returns
- * 0. This node parts from members that are not listed any more, after their devices' bytes are collected, and
- * meets new ones. -ENOSPC: more than MEMBERS_MAX names in the course of the mount. If a member can't be met,
- * that is no error, but the caller must log it: why_out is not "" then. */
+ * 0, and new members are met. -EBUSY: it lacks one that is mounted, which why_out says; waits a while for one
+ * that has just been unmounted. -ENOSPC: more than MEMBERS_MAX names in the course of the mount. If a member
+ * can't be met, that is no error, but the caller must log it: why_out is not "" then. */
 int cache_set_members(struct cache *cache, const struct members *members, char why_out[CACHE_WHY]);
 /* Collect everything that devices hold (unreleased stores too: an early release) into the data directory.
  * Before unmounting, while FUSE is still served, and at the end. 0 or the first error; -EBUSY: what a client

@@ -365,27 +365,6 @@ int home_session_begin(struct nodes *nodes, struct call_session *session)
     return 0;
 }
 
-void home_session_empty(struct nodes *nodes, const struct call_session *session)
-{
-    struct home_session *agent;
-
-    pthread_mutex_lock(&nodes->lock);
-    LIST_FOREACH (agent, &nodes->agents, link)
-        if (agent->session == session)
-            break;
-    if (agent)
-        agent->users++;
-    pthread_mutex_unlock(&nodes->lock);
-    if (!agent)
-        return;
-    if (nodes_be_sure_of_all(nodes, session))
-        empty(agent);
-    pthread_mutex_lock(&nodes->lock);
-    agent->users--;
-    pthread_cond_broadcast(&nodes->changed);
-    pthread_mutex_unlock(&nodes->lock);
-}
-
 void home_session_end(struct home_session *agent)
 {
     struct home_client *client;
@@ -399,8 +378,6 @@ void home_session_end(struct home_session *agent)
     pthread_mutex_lock(&agent->nodes->lock); /* last: the same member may come again then */
     if (agent->member != MEMBERS_MAX)
         LIST_REMOVE(agent, link);
-    while (agent->users)
-        pthread_cond_wait(&agent->nodes->changed, &agent->nodes->lock);
     pthread_mutex_unlock(&agent->nodes->lock);
     call_session_put(agent->session);
     table_free(&agent->opens_by_number);

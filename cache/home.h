@@ -44,7 +44,6 @@ struct home_session {
     uint64_t entered;     /* by nodes->entered */
     uint64_t since;       /* the same by nodes_stalls(); constant from then on */
     bool told;            /* of all that is tracked here; under nodes->lock */
-    unsigned users;       /* under nodes->lock: it is not freed meanwhile */
     _Atomic bool parting; /* no release is acknowledged any more: its devices are emptied, and it goes */
 };
 
@@ -53,8 +52,6 @@ int home_session_begin(struct nodes *nodes, struct call_session *session);
 /* The peer has gone, and no request of it is being served: bytes of its devices that were not collected are
  * lost. */
 void home_session_end(struct home_session *agent);
-/* What the devices of the agent of a session hold is collected, if it is one and lives. */
-void home_session_empty(struct nodes *nodes, const struct call_session *session);
 /* Serve a request of an agent. */
 int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
                struct node_reply *reply);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cache/leave.h"
-
+/* This node parts from the others: cache_leave(). What was released is handed over before the sessions end.
+ */
 #include <errno.h>
 #include <limits.h>
 
@@ -17,31 +17,6 @@ static int leave(struct nodes *nodes, struct call_session *session)
     const struct patience patience = {.silent = 12, .turns = UINT_MAX};
 
     return patience_call(nodes, session, NODE_LEAVE, &(struct node_request){0}, patience);
-}
-
-void leave_member(struct nodes *nodes, unsigned member)
-{
-    struct home_session *agent;
-    struct call_session *sessions[2];
-    unsigned count = 0;
-
-    pthread_mutex_lock(&nodes->lock);
-    if (nodes->homes[member].session)
-        sessions[count++] = nodes->homes[member].session;
-    LIST_FOREACH (agent, &nodes->agents, link)
-        if (agent->member == member && count < 2)
-            sessions[count++] = agent->session;
-    for (unsigned i = 0; i < count; i++)
-        call_session_get(sessions[i]);
-    pthread_mutex_unlock(&nodes->lock);
-    for (unsigned i = 0; i < count; i++) {
-        if (call_session_connected(sessions[i]))
-            leave(nodes, sessions[i]);
-        else
-            home_session_empty(nodes, sessions[i]);
-        call_session_abort(sessions[i]);
-        call_session_put(sessions[i]);
-    }
 }
 
 static bool is_home_of(const struct cache_file *file)

@@ -60,6 +60,22 @@ static uint64_t ask_who_lives(struct nodes *nodes)
     return living;
 }
 
+unsigned nodes_left_out(const struct nodes *nodes, const struct members *fresh)
+{
+    for (unsigned i = 0; i < nodes->numbers; i++) {
+        const struct nodes_home *home = &nodes->homes[i];
+        const struct home_session *agent;
+        bool lives = is_ours(home), stays = i == nodes->self || !home->listed;
+        LIST_FOREACH (agent, &nodes->agents, link)
+            lives |= agent->member == i && !call_session_error(agent->session);
+        for (unsigned j = 0; j < fresh->count; j++)
+            stays |= !strcmp(fresh->list[j].name, home->member.name);
+        if (lives && !stays)
+            return i;
+    }
+    return MEMBERS_MAX;
+}
+
 /* nodes->lock is held. */
 static bool is_said_to_live(const struct nodes *nodes, uint64_t living, unsigned member)
 {

@@ -7,6 +7,9 @@
 
 /* Bit i: there is a session with the i-th member of the list; epoch_out: of the list. */
 uint64_t nodes_living(struct nodes *nodes, uint64_t *epoch_out);
+/* A member that there is a session with, and that a new list lacks: its number, or MEMBERS_MAX. nodes->lock
+ * is held. */
+unsigned nodes_left_out(const struct nodes *nodes, const struct members *fresh);
 /* Before this node serves anything: nodes_meet_all(), and wait until those that live have met this node, too,
  * for twice timeout_ms, and a minute for a node that is being unmounted, or is not done with an earlier
  * session. Otherwise one of the two would not learn what the other tracks. -ETIMEDOUT, or why one that lives

@@ -126,7 +126,7 @@ static int connect_home(struct nodes *nodes, unsigned member)
     int before = home->error;
     home->greeting = NULL;
     home->connecting = false;
-    if (!error && (call_session_error(session) || home->session))
+    if (!error && (call_session_error(session) || home->session || !home->listed))
         error = -EIO;
     if (!error) {
         home->session = session;

@@ -14,12 +14,13 @@
 #include "cache/agent.h"
 #include "cache/home.h"
 #include "cache/internal.h"
-#include "cache/leave.h"
 #include "cache/living.h"
 #include "cache/meet.h"
 #include "cache/meeter.h"
 #include "cache/patience.h"
 #include "cache/sure.h"
+
+#define PARTS_MS 50u
 
 /* ---- requests ---- */
 
@@ -502,23 +503,32 @@ const char *nodes_op_name(enum node_op op)
 
 /* ---- for fs/ ---- */
 
+/* A node that has just been unmounted may take a moment to be gone. -EBUSY: it lives. */
+static int try_members(struct nodes *nodes, const struct members *members, char why_out[CACHE_WHY])
+{
+    pthread_mutex_lock(&nodes->lock);
+    unsigned lives = nodes_left_out(nodes, members);
+    if (lives != MEMBERS_MAX)
+        snprintf(why_out, CACHE_WHY, "node %s is still mounted: unmount it first",
+                 nodes->homes[lives].member.name);
+    int error = lives != MEMBERS_MAX ? -EBUSY : enter_members(nodes, members);
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
+}
+
 int cache_set_members(struct cache *cache, const struct members *members, char why_out[CACHE_WHY])
 {
     struct nodes *nodes = cache->nodes;
+    struct timespec until = lock_wait_until(2 * nodes->timeout_ms);
+    int error;
 
     why_out[0] = '\0';
-    pthread_mutex_lock(&nodes->lock);
-    int error = enter_members(nodes, members);
-    pthread_mutex_unlock(&nodes->lock);
+    while ((error = try_members(nodes, members, why_out)) == -EBUSY && !lock_is_past(&until) &&
+           !nodes->ending && nodes_wait(nodes, PARTS_MS))
+        ;
     if (error)
         return error;
-    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
-        pthread_mutex_lock(&nodes->lock);
-        bool gone = i < nodes->numbers && !nodes->homes[i].listed;
-        pthread_mutex_unlock(&nodes->lock);
-        if (gone)
-            leave_member(nodes, i);
-    }
+    why_out[0] = '\0';
     try_memory(nodes, nodes->calls, why_out); /* said, as the others have the list, too */
     nodes_meet_all(nodes, why_out);
     return 0;

@@ -512,6 +512,11 @@ void nodes_reread(struct fs *fs)
         return;
     }
     rc = cache_set_members(fs->cache, fresh, met);
+    if (rc == -EBUSY) {
+        fs_log(LOG_ERR, "reading %.300s again: %s; the members stay as they were", fs->options.peers, met);
+        members_free(fresh);
+        return;
+    }
     if (rc < 0) {
         fs_log(LOG_ERR,
                "reading %.300s again: more than %u nodes in the course of this mount: the members stay as "

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """A home that leaves while other nodes work."""
-import contextlib
 import errno
 import os
 import signal
@@ -9,9 +8,8 @@ import pytest
 
 from files import pattern
 from helpers import PAGE, ROWS, AgentDied, agents, daemon_with_faults, error_of, read_file, wait_until, write_file  # noqa: F401
-from nodes import Program, cluster, home_of  # noqa: F401
+from nodes import Program, cluster  # noqa: F401
 from test_nodes_deaths import OPTIONS, end, unmount  # noqa: F401
-from test_nodes_members import write_list
 
 # The last release that has returned is in a file, as the touch of a map whose home has gone may end the program.
 LOOP = """with open(path, "wb", buffering=0) as done:
@@ -86,27 +84,3 @@ def test_a_home_that_leaves_and_cannot_bring_it_to_storage(cluster, workdir, age
         each.fsync()
     assert program.read(12, 100) == b"acknowledged"  # it was not lost this time
     end(other)
-
-
-@pytest.mark.parametrize("turn", range(2))
-def test_what_is_released_while_a_node_is_taken_off_the_list(mount, workdir, agents, turn):
-    """The same of an agent that its home parts from: what it was told to be released is there."""
-    data, peers = os.path.join(workdir, "data"), os.path.join(workdir, "peers")
-    os.mkdir(data)
-    write_list(peers, "ab")
-    home, gone = (mount(f"node={name},peers={peers},{OPTIONS}", data=data) for name in "ab")
-    name = next(str(n) for n in range(100) if not write_file(os.path.join(home.mnt, str(n)), pattern(8 * PAGE)) and
-                home_of(os.path.join(data, str(n)), "ab") == "a")
-    goes, reader = Program(agents(), os.path.join(gone.mnt, name)), Program(agents(), os.path.join(home.mnt, name))
-    path = os.path.join(workdir, "done")
-    goes.agent.start(LOOP, path=path)
-    wait_until(lambda: os.path.exists(path) and read_file(path)[:1] > b"\4")
-    write_list(peers, "a")
-    os.kill(home.pid, signal.SIGHUP)
-    with pytest.raises((OSError, AgentDied)):
-        goes.agent.finish()
-    done, got = int.from_bytes(read_file(path), "little"), int.from_bytes(reader.read(4, 5 * PAGE), "little")
-    assert got >= done, f"{done} releases have returned, and what is seen is that of {got}"
-    for program in goes, reader:
-        with contextlib.suppress(BrokenPipeError):
-            program.agent.kill()
