@@ -207,13 +207,16 @@ void cache_file_give_up(struct cache_file *file);
 int cache_file_give_way(struct cache_file *file, uint64_t generation);
 /* Whether what is gone includes stores of this node's programs that nobody has collected. */
 bool cache_file_has_lost_stores(const struct cache_file *file);
-/* False: this node has stood still, and another may be the file's home by now, which will be known soon:
- * what changes the file's bytes should wait until then. A write-back of this node's kernel need not wait if
- * it would be discarded in any case, nor what collects (a read, a sync) if there is nothing to collect. */
+/* False: this node has stood still, or is at odds with others, and another may be the file's home by now,
+ * which will be known soon: what changes the file's bytes should wait until then. A write-back of this node's
+ * kernel need not wait if it would be discarded in any case, nor what collects (a read, a sync) if there is
+ * nothing to collect. */
 enum cache_change { CACHE_CHANGES, CACHE_WRITES_BACK, CACHE_COLLECTS };
 bool cache_file_is_sure(struct cache_file *file, enum cache_change change);
 /* The same of files that nobody tracks here: another node may do so by now. True without members. */
 bool cache_is_sure(const struct cache *cache);
+/* Whether this node may change no file, as other nodes do not know it, or it does not know them. */
+bool cache_is_at_odds(const struct cache *cache);
 /* How often this node has stood still, with members. */
 uint64_t cache_stalls(const struct cache *cache);
 /* For how long at most a change waits so. */

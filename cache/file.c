@@ -17,6 +17,7 @@
 #include "cache/home.h"
 #include "cache/home_device.h"
 #include "cache/internal.h"
+#include "cache/odds.h"
 #include "cache/passed.h"
 #include "cache/sure.h"
 #include "cache/tail.h"
@@ -158,7 +159,12 @@ bool cache_file_is_sure(struct cache_file *file, enum cache_change change)
 
 bool cache_is_sure(const struct cache *cache)
 {
-    return !cache->nodes || nodes_are_sure(cache->nodes);
+    return !cache->nodes || !nodes_must_wait(cache->nodes);
+}
+
+bool cache_is_at_odds(const struct cache *cache)
+{
+    return cache->nodes && nodes_at_odds(cache->nodes);
 }
 
 uint64_t cache_stalls(const struct cache *cache)

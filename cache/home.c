@@ -14,6 +14,7 @@
 #include "cache/internal.h"
 #include "cache/living.h"
 #include "cache/meet.h"
+#include "cache/odds.h"
 #include "cache/sure.h"
 
 /* A client of an agent's. */
@@ -210,13 +211,23 @@ static int do_track(struct home_session *agent, const struct node_request *reque
     return error;
 }
 
-/* Nodes read a new list one after the other. Two that lose each other meanwhile, and have met before, meet
- * again: each would take the other for dead, and its files over, while both write to the data directory. One
- * that is being mounted must have the list. */
+/* Nodes read a new list one after the other. Two that lose each other meanwhile meet again, as long as both
+ * are on both lists: each would take the other for dead, and its files over, while both write to the data
+ * directory. So does one that was mounted anew with the new list while this one stood still. One that is just
+ * being mounted must have the list. */
 static bool has_list(const struct nodes *nodes, unsigned member, const struct node_request *hello)
 {
     return hello->value == nodes->members->epoch ||
-           (hello->flags & NODE_MET && member != MEMBERS_MAX && nodes->homes[member].listed);
+           (hello->flags & (NODE_MET | NODE_SERVES) && member != MEMBERS_MAX && nodes->homes[member].listed);
+}
+
+/* Who serves, and is refused, is at odds with this node from then on (cache/odds.h): unless this one is no
+ * judge of that. nodes->lock is held. */
+static int refusal(const struct nodes *nodes, const struct node_request *hello)
+{
+    bool judges = nodes->serves && nodes_are_sure(nodes) && !nodes_at_odds(nodes);
+
+    return hello->flags & NODE_SERVES && !judges ? -ENOLINK : -EPROTONOSUPPORT;
 }
 
 /* One that was here before may not have been cleared away; if it lives on, this is an impostor. */
@@ -231,7 +242,7 @@ static int enter(struct home_session *agent, const struct node_request *request)
     if (nodes->leaving)
         error = -ESHUTDOWN;
     else if (request->offset != NODE_VERSION || !has_list(nodes, member, request))
-        error = -EPROTONOSUPPORT;
+        error = refusal(nodes, request);
     else if (member == MEMBERS_MAX || member == nodes->self)
         error = -EACCES;
     else if (agent->member != MEMBERS_MAX) /* it has entered already, perhaps by another name */
@@ -319,7 +330,8 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
     if (!known)
         return -EACCES;
     if (op == NODE_PING) {
-        reply->value[0] = nodes_living(agent->nodes, &reply->value[1]);
+        reply->value[0] = request->value ? nodes_living_one(agent->nodes, request->value, &reply->value[1])
+                                         : nodes_living(agent->nodes, &reply->value[1]);
         return 0;
     }
     if (needs_sure(op) && !nodes_be_sure_of_all(agent->nodes, agent->session))

@@ -5,6 +5,7 @@
 #include "cache/fit.h"
 #include "cache/home.h"
 #include "cache/internal.h"
+#include "cache/odds.h"
 
 #define AGENTS_MAX (MEMBERS_MAX * 2) /* a member's next session begins when its last one is closed */
 #define TOLD_AT_ONCE 8u              /* files, to one agent: of the CALL_WIDTH calls that may be under way */
@@ -17,7 +18,8 @@ static struct node_request follow_request(const struct cache_file *file)
 /* ---- one file, all agents ---- */
 
 /* 1: it is this thread's to announce it, as nobody has, and nobody does. 0, or -ESTALE: another node has
- * become its home meanwhile, and would give it up for one that has given it up. The file's lock is taken. */
+ * become its home meanwhile, and would give it up for one that has given it up. -EIO: one may have that this
+ * node does not know. The file's lock is taken. */
 static int begin_announcing(struct cache_file *file, const struct node_name *name)
 {
     struct nodes *nodes = file->cache->nodes;
@@ -28,6 +30,8 @@ static int begin_announcing(struct cache_file *file, const struct node_name *nam
         pthread_cond_wait(&file->changed, &file->lock);
     if (file->given_up) {
         begun = -ESTALE;
+    } else if (file->announced != ANNOUNCED && nodes_at_odds(nodes)) {
+        begun = -EIO;
     } else if (file->announced != ANNOUNCED) {
         file->name = *name;
         file->generation = nodes_generation(nodes);

@@ -8,6 +8,7 @@
 #include "base/fsuid.h"
 #include "base/read.h"
 #include "cache/internal.h"
+#include "cache/odds.h"
 #include "consistency/digest.h"
 #include "consistency/merge.h"
 
@@ -38,7 +39,8 @@ int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off
 {
     unsigned begun = durable_begin(file->durable, file->fd);
     size_t done = 0;
-    int error = file->given_up ? -EIO : 0;
+    bool at_odds = file->cache->nodes && nodes_at_odds(file->cache->nodes);
+    int error = file->given_up || at_odds ? -EIO : 0;
 
     while (done < length && !error) {
         fsuid_begin_write_of_owner(file->fd);

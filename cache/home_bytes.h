@@ -10,7 +10,8 @@
 int home_read(struct cache_file *file, uint8_t *bytes, size_t length, off_t offset);
 /* Whole pages: zeros past the end of the file. */
 int home_read_pages(struct cache_file *file, uint64_t page, size_t count, uint8_t *bytes);
-/* Also notes for the next sync what was written. 0 or a negative errno, -EIO where the file was given up;
+/* Also notes for the next sync what was written. 0 or a negative errno, -EIO where the file was given up, or
+ * this node is at odds with others;
  * *done_out: how many bytes were written, from the first on, also after an error. */
 int home_write(struct cache_file *file, const uint8_t *bytes, size_t length, off_t offset,
                enum durable_source source, size_t *done_out);

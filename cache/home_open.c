@@ -8,6 +8,7 @@
 
 #include "cache/fit.h"
 #include "cache/internal.h"
+#include "cache/odds.h"
 #include "cache/sure.h"
 
 struct home_read {
@@ -236,8 +237,10 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
     if (!slot)
         return -EINVAL;
     unsigned begun = durable_begin(file->durable, file->fd);
-    ssize_t n = cache_file_write(file, file->fd, slot, request->length, request->offset,
-                                 (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
+    ssize_t n = nodes_at_odds(agent->nodes)
+                    ? -EIO
+                    : cache_file_write(file, file->fd, slot, request->length, request->offset,
+                                       (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
     call_slot_served(agent->session, request->slot);
     say_size(file, reply);
     if (request->flags & CACHE_IO_APPEND && !(request->flags & CACHE_IO_WRITEBACK))
@@ -264,7 +267,7 @@ static int do_truncate(struct home_session *agent, struct home_open *open, const
     if (request->length > INT64_MAX)
         return -EINVAL;
     durable_begin(file->durable, file->fd);
-    int error = cache_file_truncate(file, -1, (off_t)request->length);
+    int error = nodes_at_odds(agent->nodes) ? -EIO : cache_file_truncate(file, -1, (off_t)request->length);
     if (!error)
         durable_cut(file->durable, (off_t)request->length);
     say_size(file, reply);
@@ -282,8 +285,10 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
     if (request->flags & ~modes) /* as FUSE: what is on devices can't be moved along */
         return -EOPNOTSUPP;
     unsigned begun = durable_begin(file->durable, file->fd);
-    int error = cache_file_fallocate(file, file->fd, (int)request->flags, request->offset,
-                                     (off_t)request->length, NULL);
+    int error = nodes_at_odds(agent->nodes)
+                    ? -EIO
+                    : cache_file_fallocate(file, file->fd, (int)request->flags, request->offset,
+                                           (off_t)request->length, NULL);
     say_size(file, reply);
     if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */
         durable_wrote(file->durable, begun, request->offset, (off_t)request->length, DURABLE_STORED);
@@ -335,7 +340,7 @@ static bool be_sure(const struct home_session *agent, struct cache_file *file, e
     bool write_back = op == NODE_WRITE && flags & CACHE_IO_WRITEBACK;
     unsigned change = KERNELS_NOBODY;
 
-    if (agent->since >= nodes_stalls(agent->nodes))
+    if (agent->since >= nodes_stalls(agent->nodes) && !nodes_at_odds(agent->nodes))
         return true;
     if (write_back)
         change = agent->member + 1;

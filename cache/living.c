@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "cache/home.h"
 #include "cache/internal.h"
@@ -36,6 +37,20 @@ uint64_t nodes_living(struct nodes *nodes, uint64_t *epoch_out)
     *epoch_out = members->epoch;
     pthread_mutex_unlock(&nodes->lock);
     return living;
+}
+
+uint64_t nodes_living_one(struct nodes *nodes, uint64_t which, uint64_t *count_out)
+{
+    uint64_t epoch, living = nodes_living(nodes, &epoch);
+
+    pthread_mutex_lock(&nodes->lock);
+    const struct members *members = nodes->members;
+    const char *name =
+        which <= members->count && living >> (which - 1) & 1 ? members->list[which - 1].name : "";
+    uint64_t hash = *name && members->epoch == epoch ? XXH3_64bits(name, strlen(name)) : 0;
+    *count_out = members->count;
+    pthread_mutex_unlock(&nodes->lock);
+    return hash;
 }
 
 /* Which members live, as those say that have been met: nodes_living(). A member that can't be reached may

@@ -7,6 +7,9 @@
 
 /* Bit i: there is a session with the i-th member of the list; epoch_out: of the list. */
 uint64_t nodes_living(struct nodes *nodes, uint64_t *epoch_out);
+/* XXH3-64 of the name of the which-th of them, from 1 on, if there is one; else 0. count_out: how many
+ * members there are. */
+uint64_t nodes_living_one(struct nodes *nodes, uint64_t which, uint64_t *count_out);
 /* A member that there is a session with, and that a new list lacks: its number, or MEMBERS_MAX. nodes->lock
  * is held. */
 unsigned nodes_left_out(const struct nodes *nodes, const struct members *fresh);

@@ -10,6 +10,7 @@
 #include "base/kernel.h"
 #include "cache/home.h"
 #include "cache/internal.h"
+#include "cache/odds.h"
 #include "cache/patience.h"
 #include "cache/sure.h"
 
@@ -28,6 +29,7 @@ static int greet(struct nodes *nodes, const struct nodes_home *home, struct call
     pthread_mutex_lock(&nodes->lock);
     hello.value = nodes->members->epoch;
     hello.flags |= home->met ? NODE_MET : 0;
+    hello.flags |= nodes->serves ? NODE_SERVES : 0;
     pthread_mutex_unlock(&nodes->lock);
 
     memcpy(hello.name.bytes, name, strlen(name));
@@ -65,13 +67,14 @@ bool nodes_has_met(const struct nodes *nodes, unsigned member)
 
 #define WARNING (CALL_WHY + MEMBER_NAME_MAX + 40)
 
-/* What does not mean that nobody runs there: a stranger has its address, or a node with another list; this
- * node's own device has gone, or is none that leads there; or nothing comes from there, nor from its machine.
+/* What does not mean that nobody runs there: a stranger has its address, or a node with another list, or one
+ * that is at odds with others; this node's own device has gone, or is none that leads there; or nothing comes
+ * from there, nor from its machine.
  */
 static bool is_doubtful(int error)
 {
-    return error == -EPERM || error == -EPROTONOSUPPORT || error == -ENODEV || error == -EXDEV ||
-           error == -ETIMEDOUT || error == -EHOSTUNREACH || error == -ENETUNREACH;
+    return error == -EPERM || error == -EPROTONOSUPPORT || error == -ENOLINK || error == -ENODEV ||
+           error == -EXDEV || error == -ETIMEDOUT || error == -EHOSTUNREACH || error == -ENETUNREACH;
 }
 
 /* For people, the first time in a row: whoever likes may have the address of a node that does not run; and
@@ -87,11 +90,13 @@ static void word_warning(const struct nodes_home *home, int before, char text_ou
                  doubtful ? "is taken to be down" : "could not be met", home->why);
 }
 
-/* Connect, and say HELLO; why_out: what went wrong. session_out: a reference, with an error, too, or NULL. */
+/* Connect, and say HELLO; why_out: what went wrong. session_out: a reference, with an error, too, or NULL.
+ * more_out: odds_ask(). */
 static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_session **session_out,
-                    char why_out[CALL_WHY])
+                    bool *more_out, char why_out[CALL_WHY])
 {
     *session_out = NULL;
+    *more_out = false;
     pthread_mutex_lock(&nodes->lock);
     struct member there = home->member;
     pthread_mutex_unlock(&nodes->lock);
@@ -104,14 +109,25 @@ static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_se
     home->greeting = *session_out;
     pthread_mutex_unlock(&nodes->lock);
     error = greet(nodes, home, *session_out);
+    if (!error)
+        *more_out = odds_ask(nodes, *session_out);
     int ended = call_session_error(*session_out);
     error = error && meet_lives(ended) ? ended : error;
     snprintf(why_out, CALL_WHY, "it answers: %s",
              error == -ESHUTDOWN         ? "it is being unmounted"
              : error == -EPROTONOSUPPORT ? "it " MEET_DIFFERS
+             : error == -ENOLINK         ? "its list of members is not that of others"
              : error == UNHEARD          ? "nothing but that it lives"
                                          : strerror(-error));
     return error;
+}
+
+static void say(const struct nodes *nodes, const char *text)
+{
+    const struct cache_host *host = &nodes->cache->host;
+
+    if (*text && host->warn)
+        host->warn(host->context, text);
 }
 
 /* Takes over `connecting`. */
@@ -119,8 +135,9 @@ static int connect_home(struct nodes *nodes, unsigned member)
 {
     struct nodes_home *home = &nodes->homes[member];
     struct call_session *session;
-    char why[CALL_WHY], warning[WARNING];
-    int error = try_home(nodes, home, &session, why);
+    char why[CALL_WHY], warning[WARNING], odds[ODDS_TEXT];
+    bool more;
+    int error = try_home(nodes, home, &session, &more, why);
 
     pthread_mutex_lock(&nodes->lock);
     int before = home->error;
@@ -139,16 +156,18 @@ static int connect_home(struct nodes *nodes, unsigned member)
     memcpy(home->why, why, sizeof why);
     if (error) /* what it has told meanwhile */
         followed_remove_member(&nodes->followed, member);
-    if (error &&
-        (meet_lives(error) || nodes_has_met(nodes, member))) { /* it does not hear what this node tracks */
+    if (error && (meet_lives(error) || error == -ENOLINK ||
+                  nodes_has_met(nodes, member))) { /* it does not hear what this node tracks */
         nodes->hurries = true;
         pthread_cond_broadcast(&nodes->stopped);
     }
+    home->knows_more = more;
     word_warning(home, before, warning);
+    odds_judge(nodes, odds);
     pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);
-    if (*warning && nodes->cache->host.warn)
-        nodes->cache->host.warn(nodes->cache->host.context, warning);
+    say(nodes, warning);
+    say(nodes, odds);
     if (error && session) {
         call_session_abort(session);
         call_session_put(session);

@@ -6,6 +6,7 @@
 
 #include "cache/home.h"
 #include "cache/meet.h"
+#include "cache/odds.h"
 #include "cache/sure.h"
 
 #define MEET_AGAIN_MS 5000u
@@ -94,8 +95,10 @@ static void *meet_again(void *argument)
 {
     struct meeting one[MEMBERS_MAX];
 
-    while (await_turn(argument))
+    while (await_turn(argument)) {
         meet_each(argument, one, false);
+        odds_look(argument, false);
+    }
     return NULL;
 }
 

@@ -17,6 +17,7 @@
 #include "cache/living.h"
 #include "cache/meet.h"
 #include "cache/meeter.h"
+#include "cache/odds.h"
 #include "cache/patience.h"
 #include "cache/sure.h"
 
@@ -366,7 +367,12 @@ int cache_join(struct cache *cache, char why_out[CACHE_WHY])
     nodes->calls = calls;
     nodes->stop = false;
     pthread_mutex_unlock(&nodes->lock);
-    return nodes_meet_before_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
+    error = nodes_meet_before_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
+    pthread_mutex_lock(&nodes->lock);
+    nodes->serves = !error;
+    pthread_mutex_unlock(&nodes->lock);
+    odds_look(nodes, false);
+    return error;
 }
 
 void nodes_stop(struct cache *cache)
@@ -531,6 +537,7 @@ int cache_set_members(struct cache *cache, const struct members *members, char w
     why_out[0] = '\0';
     try_memory(nodes, nodes->calls, why_out); /* said, as the others have the list, too */
     nodes_meet_all(nodes, why_out);
+    odds_look(nodes, true);
     return 0;
 }
 

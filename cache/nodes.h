@@ -28,6 +28,7 @@ struct nodes_home {
     struct member member; /* name[0] is 0: a free place */
     bool listed;          /* in the list now */
     bool met;             /* at least once */
+    bool knows_more;      /* it says that a node lives which our list lacks: cache/odds.h */
     bool down;            /* it did not answer when it was last tried: others are homes of its files */
     struct call_session *session;  /* a reference; NULL: none */
     uint64_t since;                /* when that began: nodes_stalls() */
@@ -79,7 +80,9 @@ struct nodes {
     /* Used where they are started and ended: threads that run while the bool beside them is set. */
     pthread_t meeter, beater, asker, teller;
     bool meets, beats, asks, tells;
-    bool hurries; /* the meeter is to try again soon */
+    bool hurries;             /* the meeter is to try again soon */
+    bool serves;              /* the mount has met all that live */
+    _Atomic uint64_t odds_ns; /* since when it is at odds with others: cache/odds.h; 0: it is not */
     /* Of cache/sure.c. The first four are written with the lock held, but for `settled`, and read without. */
     _Atomic uint64_t beat_ns;    /* when the beater ran last (CLOCK_BOOTTIME); 0: there is none */
     _Atomic unsigned beat_ms;    /* the shortest timeout of all: half of it without a beat is a stall */

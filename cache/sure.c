@@ -13,6 +13,7 @@
 #include "cache/home.h"
 #include "cache/internal.h"
 #include "cache/meeter.h"
+#include "cache/odds.h"
 
 #define SESSIONS_MAX (3 * MEMBERS_MAX)
 #define PAUSE_US 5000u
@@ -85,6 +86,11 @@ bool nodes_are_sure(const struct nodes *nodes)
     return !nodes->beat_ns || (nodes->stalls == nodes->settled && !is_late(nodes));
 }
 
+bool nodes_must_wait(const struct nodes *nodes)
+{
+    return !nodes_are_sure(nodes) || nodes_odds_may_end(nodes);
+}
+
 uint64_t nodes_stalls(const struct nodes *nodes)
 {
     return nodes->stalls + is_late(nodes);
@@ -122,7 +128,7 @@ static bool has_released(const struct cache_file *file)
 
 bool nodes_need_not_wait(struct cache_file *file, unsigned change)
 {
-    if (nodes_are_sure(file->cache->nodes) || file->given_up)
+    if (!nodes_must_wait(file->cache->nodes) || file->given_up)
         return true;
     if (change == KERNELS_NOBODY)
         return false;
@@ -150,7 +156,7 @@ bool nodes_be_sure_of_all(struct nodes *nodes, const struct call_session *sessio
 {
     unsigned turns = nodes_sure_ms(nodes) * 1000 / PAUSE_US;
 
-    while (!nodes_are_sure(nodes) && !has_ended(session) && turns--)
+    while (nodes_must_wait(nodes) && !has_ended(session) && turns--)
         usleep(PAUSE_US);
     return !has_ended(session);
 }

@@ -22,6 +22,9 @@ void sure_heed(struct nodes *nodes, unsigned member, const struct call_session *
  * has, it is not sure until the others have said that they have not given it up, or, when met anew, what they
  * track. Any thread; takes no lock. */
 bool nodes_are_sure(const struct nodes *nodes);
+/* It is not, or it is at odds with others (cache/odds.h), which may end soon: whoever would change something
+ * waits, as below. */
+bool nodes_must_wait(const struct nodes *nodes);
 /* How often this node has stood still, also if nobody has noticed the last time yet. So a session with a
  * member that had not given this node up before the n-th time has begun at less than n. nodes->lock is held;
  * without it the number may be one too high for a moment. */

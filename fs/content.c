@@ -125,8 +125,11 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
     if (fs->options.members && !nodes_name(inode, &name))
         return -EOPNOTSUPP;
     if (fs->options.members && !file) { /* who takes itself for the home by mistake is believed */
-        nodes_await_known(fs);
+        rc = nodes_await_known(fs);
         file = inode_usable(inode);
+        if (!file && rc < 0)
+            return rc;
+        rc = 0;
     }
     if (fs->options.members && (file ? cache_file_is_far(file) : !cache_is_home(fs->cache, &name)))
         return nodes_track(fs, inode, &name, file_out);

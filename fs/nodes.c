@@ -450,9 +450,8 @@ static bool is_sure(struct inode *inode, struct cache_file *file, enum cache_cha
            (change == CACHE_WRITES_BACK && is_awaited(inode));
 }
 
-void nodes_await_sure(struct inode *inode, enum cache_change change)
+static void await_sure(struct inode *inode, struct cache_file *file, enum cache_change change)
 {
-    struct cache_file *file = inode_file(inode);
     unsigned waited_ms = 0;
 
     if (is_sure(inode, file, change))
@@ -465,12 +464,22 @@ void nodes_await_sure(struct inode *inode, enum cache_change change)
         loop_wait_end();
 }
 
-void nodes_await_known(const struct fs *fs)
+int nodes_await_sure(struct inode *inode, enum cache_change change)
+{
+    struct cache_file *file = inode_file(inode);
+
+    await_sure(inode, file, change);
+    bool far = file && cache_file_is_far(file);
+    return change != CACHE_COLLECTS && !far && cache_is_at_odds(inode->fs->cache) ? -EIO : 0;
+}
+
+int nodes_await_known(const struct fs *fs)
 {
     unsigned waited_ms = 0;
 
     while (!cache_is_sure(fs->cache) && fs->serving && try_later(&waited_ms, cache_sure_ms(fs->cache)))
         ;
+    return cache_is_at_odds(fs->cache) ? -EIO : 0;
 }
 
 bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result)

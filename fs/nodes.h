@@ -45,11 +45,12 @@ void nodes_reread(struct fs *fs);
 
 /* Before the bytes of a file are changed whose home this node is, or which nobody tracks: if this node has
  * stood still, another may be the home, or track it, by now. Waits until that is known, or the file's home is
- * another; change: see cache_file_is_sure(). The gate is not held. */
-void nodes_await_sure(struct inode *inode, enum cache_change change);
+ * another; change: see cache_file_is_sure(). -EIO: this node is at odds with others about the members, and
+ * changes nothing; what collects finds out by itself. The gate is not held. */
+int nodes_await_sure(struct inode *inode, enum cache_change change);
 /* The same before this node begins to track a file, or asks another to do so. Not in a thread that serves
  * FUSE. */
-void nodes_await_known(const struct fs *fs);
+int nodes_await_known(const struct fs *fs);
 
 /* cache_host's. */
 int nodes_find(void *context, const struct node_name *name, struct cache_file **file_out);

@@ -362,7 +362,10 @@ static ssize_t write_rest(struct writing *w, size_t done)
     ssize_t put;
 
     do {
-        nodes_await_sure(w->inode, w->fi->writepage ? CACHE_WRITES_BACK : CACHE_CHANGES);
+        w->file = NULL;
+        put = nodes_await_sure(w->inode, w->fi->writepage ? CACHE_WRITES_BACK : CACHE_CHANGES);
+        if (put < 0)
+            return put;
         w->file = inode_gate_enter(w->inode);
         if (w->file)
             put = cache_file_write(w->file, w->fd, data, size, offset, flags);
@@ -459,7 +462,9 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
         creds_drop_fsetid(req, path.fd);
     durable_begin(durable, path.fd);
     do {
-        nodes_await_sure(inode, CACHE_CHANGES);
+        rc = nodes_await_sure(inode, CACHE_CHANGES);
+        if (rc < 0)
+            break;
         file = inode_gate_enter(inode);
         if (file) {
             rc = cache_file_truncate(file, fd, size);

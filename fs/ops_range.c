@@ -130,7 +130,9 @@ static int fallocate_some(struct zeroing *z)
     int rc;
 
     do {
-        nodes_await_sure(z->inode, CACHE_CHANGES);
+        rc = nodes_await_sure(z->inode, CACHE_CHANGES);
+        if (rc < 0)
+            return rc;
         file = z->overrule ? inode_gate_enter_alone(z->inode) : inode_gate_enter(z->inode);
         uint64_t begun = clock_now_ns();
         if (file) {
@@ -321,7 +323,9 @@ static ssize_t copy_some(struct copying *c)
     ssize_t copied;
 
     nodes_await_sure(c->inodes[0], CACHE_COLLECTS);
-    nodes_await_sure(c->inodes[1], CACHE_CHANGES);
+    int at_odds = nodes_await_sure(c->inodes[1], CACHE_CHANGES);
+    if (at_odds)
+        return at_odds;
     enter_two(c->inodes, files);
     if (files[0] || files[1]) {
         copied = cache_file_copy_range(files[0], c->fds[0], c->offsets[0], files[1], c->fds[1], c->offsets[1],

@@ -36,7 +36,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 17u
+#define NODE_VERSION 18u
 
 enum node_class {
     NODE_FRAMES,
@@ -66,8 +66,10 @@ static inline unsigned node_class_ms(enum node_class class)
 enum node_op {
     /* To the home. NODE_CALLS: */
     NODE_HELLO = 1, /* value: epoch of the members; name: the agent's own; offset: NODE_VERSION;
-                       flags: NODE_LATE_KERNEL, NODE_MET; address: its clock, CLOCK_REALTIME in ns. Answered
-                       when the agent has been told (FOLLOW) of every file that this home tracks */
+                       flags: NODE_LATE_KERNEL, NODE_MET, NODE_SERVES; address: its clock, CLOCK_REALTIME in
+                       ns. Answered when the agent has been told (FOLLOW) of every file that this home tracks.
+                       -EPROTONOSUPPORT: their lists differ, or their versions; -ENOLINK: likewise, and this
+                       home serves nothing now */
     NODE_TRACK,     /* name: begin to track the file; answered when all agents follow */
     NODE_MAP,       /* file, client, device, offset, length, flags: NODE_MAP_*, value: pages that the device
                        has for this home -> value[0]: map, value[1]: frames. -EINPROGRESS: to be asked again,
@@ -150,13 +152,15 @@ enum node_op {
     /* To either, of NODE_PINGS: */
     NODE_PING, /* answered at once: a node that answers has not given up the asking one, and will not for a
                   while -> of a home, value[0]: bit i: it has a session with the i-th of its members;
-                  value[1]: their epoch */
+                  value[1]: their epoch. value: n, from 1 on -> value[0]: XXH3-64 of the name of the n-th of
+                  them, if there is a session, else 0; value[1]: how many they are */
     NODE_OP_LAST = NODE_PING,
 };
 
 #define NODE_DEVICE_PAGES_MIN 64u /* that a device has for a home */
 #define NODE_LATE_KERNEL 1u       /* base/kernel.h: it writes back late */
 #define NODE_MET 2u               /* it has met this node since it was mounted, when their lists agreed */
+#define NODE_SERVES 4u            /* its mount serves: it was let in by all that lived when it came */
 #define NODE_ACQUIRE_POISONED 1u  /* pages whose touch has failed must be refreshed */
 #define NODE_ACQUIRE_FLUSH 2u     /* kernels have something older: it has returned when a FLUSH has */
 #define NODE_MAP_WRITABLE 1u

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes whose lists of members differ for longer than it takes to read a new one: no two of them are homes of one file, and nothing that
 was released or synced is lost without a word."""
+import errno
 import os
 import signal
 
 import pytest
 
+from conftest import not_in_the_gate
 from files import pattern
-from helpers import PAGE, agents, wait_until, write_file  # noqa: F401
-from nodes import Program, all_see
-from test_nodes_apart import make_with_homes
+from helpers import PAGE, agents, error_of, read_file, refused_mount, stand_still, wait_until, write_file  # noqa: F401
+from nodes import Program, all_see, check, tracked  # noqa: F401
+from test_nodes_apart import links, make_with_homes, networks  # noqa: F401
+from test_nodes_members import is_down
 
 OPTIONS = "timeout=0,peer_timeout=1"
+AT_ODDS = "until they agree this node changes no file"
 
 
 class Listed:
@@ -42,6 +46,15 @@ class Listed:
         make_with_homes(self.nodes[through], self.data, names, order, bytes(content))
         return content
 
+    def stand_still(self, name, *others):
+        """Until they have given it up."""
+        stand_still(self.nodes[name].pid)
+        for other in others:
+            wait_until(lambda o=other: is_down(self.nodes[o], name), 20, "it is taken for dead")
+
+    def go_on(self, name):
+        os.kill(self.nodes[name].pid, signal.SIGCONT)
+
     def path(self, name):
         return os.path.join(self.nodes[name].mnt, "f")
 
@@ -52,6 +65,77 @@ class Listed:
 @pytest.fixture
 def listed(mount, workdir):
     return Listed(mount, workdir)
+
+
+def good_in_the_end(program):
+    wait_until(lambda: not error_of(program.agent, "os.fsync(fd)"), 20, "a sync that is told of nothing any more")
+
+
+def test_a_node_that_is_mounted_anew_with_a_longer_list(listed, agents):
+    """While the other one stands still, and so knows the old list alone. They meet all the same, as both are on both lists: else what one
+    had synced went with a page that the other's kernel wrote back."""
+    for name in "ab":
+        listed.mount(name, "ab")
+    content = listed.make("a", "abz", "a")
+    stand_still(listed.nodes["a"].pid)
+    listed.nodes["b"].kill()
+    listed.mount("b", "abz")
+    listed.go_on("a")
+    wait_until(lambda: not is_down(listed.nodes["a"], "b") and not is_down(listed.nodes["b"], "a"), 20, "they meet")
+    other = Program(agents(), listed.path("b"), device=None)
+    assert other.load() == bytes(content)
+    home = Program(agents(), listed.path("a"))
+    home.device_store(5, b"released")
+    home.release()
+    home.fsync()
+    other.store(100, b"stored")
+    other.msync()
+    other.fsync()
+    content[5:13], content[100:106] = b"released", b"stored"
+    check("read()", home.read(), content)
+    check("the data directory", read_file(listed.below()), content)
+    said = refused_mount(listed.folder, listed.options("z", "abz"), listed.data)
+    assert "node a has another list of members" in said, said
+    for program in home, other:
+        program.agent.kill()
+
+
+def test_a_node_that_stood_still_while_another_was_added(listed, agents):
+    """It does not know the new one, nor what that is the home of: it changes nothing until it has read the list. Else both were homes of
+    one file. The new one goes on."""
+    for name in "ab":
+        listed.mount(name, "ab")
+    content = listed.make("a", "abz", "zb")
+    late = Program(agents(), listed.path("b"), device=None)
+    assert late.load() == bytes(content)
+    listed.stand_still("b", "a")
+    listed.reread("a", "abz")
+    listed.mount("z", "abz")
+    new = Program(agents(), listed.path("z"))
+    new.device_store(5, b"released")
+    new.release()
+    content[5:13] = b"released"
+    assert tracked(listed.nodes["z"]) == ["f"]
+    listed.go_on("b")
+    wait_until(lambda: not is_down(listed.nodes["b"], "a") and not is_down(listed.nodes["a"], "b"), 20, "it has met who it knows")
+    errors = [error_of(late.agent, "gaia.Device('soft:0').mmap(fd, length)"), error_of(late.agent, "os.pwrite(fd, b'late', 4096)"),
+              error_of(late.agent, "os.ftruncate(fd, 100)"), error_of(late.agent, "os.posix_fallocate(fd, 0, 50000)")]
+    assert tracked(listed.nodes["b"]) == [] and tracked(listed.nodes["z"]) == ["f"], "two homes"
+    assert errors == [errno.EIO] * 4
+    assert listed.nodes["b"].log_text().count(AT_ODDS) == 1 and AT_ODDS not in listed.nodes["a"].log_text()
+    new.device_store(50, b"again")
+    new.release()
+    new.fsync()
+    content[50:55] = b"again"
+    check("the data directory", read_file(listed.below()), content)
+    listed.reread("b", "abz")
+    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the new one")
+    content[PAGE:PAGE + 4] = b"late"
+    late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
+    good_in_the_end(late)
+    all_see({"b": late, "z": new}, content)
+    for program in late, new:
+        program.agent.kill()
 
 
 def test_a_node_that_lives_is_not_taken_off_the_list(listed, agents):
@@ -71,3 +155,88 @@ def test_a_node_that_lives_is_not_taken_off_the_list(listed, agents):
         program.agent.kill()
     listed.nodes["b"].kill()
     listed.reread("a", "a")
+
+
+def test_a_node_that_stood_still_while_it_was_taken_off_the_list(listed, agents):
+    """It goes on with what it has from before, and is refused: it changes nothing more. What it has been told to be on storage is what
+    others made of it."""
+    for name in "ab":
+        listed.mount(name, "ab")
+    content = listed.make("a", "ab", "b")
+    one, gone = Program(agents(), listed.path("a"), device=None), Program(agents(), listed.path("b"))
+    gone.device_store(5, b"lost")
+    gone.release()
+    listed.stand_still("b", "a")
+    listed.reread("a", "a")
+    wait_until(lambda: error_of(one.agent, "os.pwrite(fd, b'written', 7)") == 0, 20)
+    good_in_the_end(one)
+    content[7:14] = b"written"
+    listed.go_on("b")
+    for what in "os.pwrite(fd, b'zombie', 4096)", "os.fsync(fd)", "os.ftruncate(fd, 0)":
+        assert error_of(gone.agent, what) == errno.EIO, what
+    assert listed.nodes["b"].log_text().count(AT_ODDS) == 1 and AT_ODDS not in listed.nodes["a"].log_text()
+    check("the data directory", read_file(listed.below()), content)
+    listed.nodes["b"].expected_exit = None
+    os.kill(listed.nodes["b"].pid, signal.SIGTERM)
+    gone.agent.kill()
+    listed.nodes["b"].proc.wait(60)
+    check("the data directory", read_file(listed.below()), content)
+    check("read()", one.read(), content)
+    one.agent.kill()
+
+
+@not_in_the_gate
+def test_a_node_that_was_cut_off_while_another_was_added(links, mount, workdir, agents):
+    """As if it had stood still; but it is sure of itself as long as it has met nobody: the new one, which it refuses then, is at odds
+    with it for a moment at most."""
+    net, _ = links("abz")
+    data = os.path.join(workdir, "data")
+    os.mkdir(data)
+    nodes, prefix = {}, net.prefix
+
+    def options(name, members):
+        peers = os.path.join(workdir, f"peers-{name}")
+        write_file(peers, "".join(f"{one}@local:{prefix}-{one}\n" for one in members).encode())
+        return f"node={name},peers={peers},{OPTIONS}"
+
+    def start(name, members):
+        with net.inside(name):
+            nodes[name] = mount(options(name, members), data=data)
+
+    def inside(name, function, *args):
+        with net.inside(name):
+            return function(*args)
+
+    for name in "ab":
+        start(name, "ab")
+    content = bytearray(pattern(4 * PAGE))
+    inside("a", make_with_homes, nodes["a"], data, "abz", "zb", bytes(content))
+    net.cut = {("b", "a"), ("a", "b"), ("b", "z"), ("z", "b")}
+    wait_until(lambda: inside("a", is_down, nodes["a"], "b") and inside("b", is_down, nodes["b"], "a"), 20, "they take each other for dead")
+    options("a", "abz")
+    os.kill(nodes["a"].pid, signal.SIGHUP)
+    wait_until(lambda: "there are 3 nodes now" in nodes["a"].log_text(), 20)
+    start("z", "abz")
+    late, new = (inside(name, lambda n=name: Program(agents(), os.path.join(nodes[n].mnt, "f"), device="soft:0" if n == "z" else None))
+                 for name in "bz")
+    new.device_store(5, b"released")
+    new.release()
+    content[5:13] = b"released"
+    net.cut = set()
+    wait_until(lambda: AT_ODDS in nodes["b"].log_text(), 20)
+    assert error_of(late.agent, "os.pwrite(fd, b'late', 4096)") == errno.EIO
+    new.write(50, b"again")
+    new.fsync()
+    content[50:55] = b"again"
+    check("the data directory", read_file(os.path.join(data, "f")), content)
+    wait_until(lambda: "not at odds" in nodes["z"].log_text() or AT_ODDS not in nodes["z"].log_text(), 20)
+    options("b", "abz")
+    os.kill(nodes["b"].pid, signal.SIGHUP)
+    wait_until(lambda: "there are 3 nodes now" in nodes["b"].log_text(), 20)
+    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the new one")
+    content[PAGE:PAGE + 4] = b"late"
+    late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
+    good_in_the_end(late)
+    all_see({"b": late, "z": new}, content)
+    for program in late, new:
+        program.agent.kill()

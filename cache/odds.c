@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/odds.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/clock.h"
+#include "cache/internal.h"
+#include "cache/meet.h"
+
+bool nodes_at_odds(const struct nodes *nodes)
+{
+    return nodes->odds_ns;
+}
+
+bool nodes_odds_may_end(const struct nodes *nodes)
+{
+    uint64_t odds_ns = nodes->odds_ns;
+
+    return odds_ns && clock_now_ns() - odds_ns < cache_move_ms(nodes->cache) * UINT64_C(1000000);
+}
+
+static int ping(struct nodes *nodes, struct call_session *session, uint64_t which, struct node_reply *reply)
+{
+    size_t length = sizeof *reply;
+    int error = call(session, NODE_PINGS, NODE_PING, &(struct node_request){.value = which},
+                     sizeof(struct node_request), reply, &length, nodes->timeout_ms);
+
+    return error || length != sizeof *reply ? -EIO : 0;
+}
+
+static bool lists(struct nodes *nodes, uint64_t hash)
+{
+    bool any = false;
+
+    pthread_mutex_lock(&nodes->lock);
+    const struct members *members = nodes->members;
+    for (unsigned i = 0; i < members->count; i++)
+        any |= XXH3_64bits(members->list[i].name, strlen(members->list[i].name)) == hash;
+    pthread_mutex_unlock(&nodes->lock);
+    return any;
+}
+
+bool odds_ask(struct nodes *nodes, struct call_session *session)
+{
+    struct node_reply reply;
+    uint64_t count = 1;
+
+    if (ping(nodes, session, 0, &reply))
+        return false;
+    pthread_mutex_lock(&nodes->lock);
+    bool same = reply.value[1] == nodes->members->epoch;
+    pthread_mutex_unlock(&nodes->lock);
+    for (uint64_t i = 1; !same && i <= count && i <= MEMBERS_MAX; i++) {
+        if (ping(nodes, session, i, &reply))
+            return false;
+        count = reply.value[1];
+        if (reply.value[0] && !lists(nodes, reply.value[0]))
+            return true;
+    }
+    return false;
+}
+
+static bool is_refused(const struct nodes_home *home)
+{
+    return !home->session && home->error == -EPROTONOSUPPORT;
+}
+
+/* With whom. nodes->lock is held. */
+static const struct nodes_home *find_odds(const struct nodes *nodes)
+{
+    for (unsigned i = 0; nodes->serves && i < nodes->numbers; i++) {
+        const struct nodes_home *home = &nodes->homes[i];
+        if (i != nodes->self && home->listed && (is_refused(home) || (home->session && home->knows_more)))
+            return home;
+    }
+    return NULL;
+}
+
+void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT])
+{
+    const struct nodes_home *home = find_odds(nodes);
+    bool before = nodes->odds_ns;
+
+    text_out[0] = '\0';
+    if (home && !before) {
+        snprintf(
+            text_out, ODDS_TEXT,
+            "node %s %s: until they agree this node changes no file, and programs get EIO", home->member.name,
+            is_refused(home) ? MEET_DIFFERS
+                             : "has met a node that the list of members here lacks (a new list is read at "
+                               "SIGHUP)");
+        nodes->odds_ns = clock_now_ns();
+    } else if (!home && before) {
+        snprintf(text_out, ODDS_TEXT, "this node is not at odds with others any more about the members");
+        nodes->odds_ns = 0;
+    }
+    if (home) { /* the meeter looks again soon */
+        nodes->hurries = true;
+        pthread_cond_broadcast(&nodes->stopped);
+    }
+}
+
+void odds_look(struct nodes *nodes, bool all)
+{
+    char text[ODDS_TEXT];
+
+    for (unsigned i = 0; i < MEMBERS_MAX; i++) {
+        struct call_session *session = nodes_home_session(nodes, i);
+        pthread_mutex_lock(&nodes->lock);
+        bool asks = session && (all || nodes->homes[i].knows_more);
+        pthread_mutex_unlock(&nodes->lock);
+        bool knows_more = asks && odds_ask(nodes, session);
+        pthread_mutex_lock(&nodes->lock);
+        if (asks && nodes->homes[i].session == session)
+            nodes->homes[i].knows_more = knows_more;
+        pthread_mutex_unlock(&nodes->lock);
+        if (session)
+            call_session_put(session);
+    }
+    pthread_mutex_lock(&nodes->lock);
+    odds_judge(nodes, text);
+    pthread_mutex_unlock(&nodes->lock);
+    if (*text && nodes->cache->host.warn)
+        nodes->cache->host.warn(nodes->cache->host.context, text);
+}

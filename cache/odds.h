@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Nodes whose lists of members differ for good: one stood still, or was cut off, while the others read a new
+ * list. Two nodes that have not met would be homes of the same files, each on its own. So a node is *at odds*
+ * with the others where it has been left behind: one that serves refuses it, as it is on that one's list no
+ * longer; or one that it has met says that a node lives which its own list lacks. Until that has ended it
+ * changes no file, tracks none anew, and refuses who comes in words (-ENOLINK) by which that one knows that
+ * it is not the one left behind. */
+#ifndef GAIAFS_CACHE_ODDS_H
+#define GAIAFS_CACHE_ODDS_H
+
+#include "cache/nodes.h"
+
+/* Any thread; takes no lock. */
+bool nodes_at_odds(const struct nodes *nodes);
+/* It is for so short a time yet that it may end by itself, as when both are about to meet a third: what would
+ * fail waits. */
+bool nodes_odds_may_end(const struct nodes *nodes);
+
+/* Whether a home that has been met says that a node lives which this node's list lacks. No lock is held. */
+bool odds_ask(struct nodes *nodes, struct call_session *session);
+/* Something of that has changed: a home was met or is refused, or there is another list. text_out: "" where
+ * there is nothing to say to people. nodes->lock is held. */
+#define ODDS_TEXT (MEMBER_NAME_MAX + 240)
+void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT]);
+/* Ask all homes, or those only that had said that such a node lives; then judge. No lock is held. */
+void odds_look(struct nodes *nodes, bool all);
+
+#endif
