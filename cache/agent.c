@@ -419,7 +419,7 @@ static int take_over(struct nodes *nodes, const struct call_session *session,
     if (!far)
         return -ENOENT;
     if (request->flags & NODE_HANDED_LOST)
-        durable_fail(far->file->durable, -EIO);
+        durable_fail_elsewhere(far->file->durable, -EIO);
     far->handed = true;
     file_put(nodes, far);
     return 0;

@@ -579,7 +579,9 @@ int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct dura
         if (given_up)
             return -EIO;
     }
-    if (error)
+    if (error && file->far)
+        durable_fail_elsewhere(file->durable, error);
+    else if (error)
         durable_fail(file->durable, error);
     /* Also after a failed collect: what could be written shall be durable. */
     if (fd >= 0)

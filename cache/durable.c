@@ -38,6 +38,15 @@ void durable_open(struct durable *durable, bool map, struct durable_seen *seen_o
     pthread_mutex_unlock(&durable->lock);
 }
 
+void durable_open_elsewhere(struct durable *durable, struct durable_seen *seen_out)
+{
+    durable_open(durable, true, seen_out);
+    pthread_mutex_lock(&durable->lock);
+    if (seen_out->errors < durable->each)
+        seen_out->errors = durable->each;
+    pthread_mutex_unlock(&durable->lock);
+}
+
 void durable_close(struct durable *durable)
 {
     int fd = -1;
@@ -208,6 +217,16 @@ void durable_fail(struct durable *durable, int error)
 {
     pthread_mutex_lock(&durable->lock);
     durable->errors++;
+    durable->error = error;
+    pthread_mutex_unlock(&durable->lock);
+}
+
+void durable_fail_elsewhere(struct durable *durable, int error)
+{
+    pthread_mutex_lock(&durable->lock);
+    bool only = durable->errors == durable->told || durable->errors == durable->each;
+    durable->errors++;
+    durable->each = only ? durable->errors : durable->each; /* else there is one that nobody was told */
     durable->error = error;
     pthread_mutex_unlock(&durable->lock);
 }

@@ -29,6 +29,7 @@ struct durable {
     unsigned errors;            /* how often there was something to tell to each descriptor */
     unsigned write_back_errors; /* and what the kernel tells by itself to all but maps */
     unsigned told;              /* of errors: what somebody was told already */
+    unsigned each;              /* of errors: those before are such as each node tells its own programs */
     int error;                  /* the last one */
     bool blind;                 /* bytes may be written at any time and nobody tells: by passthrough */
     /* Since the start of the last good sync: what programs have written; and where somebody has, of pages
@@ -64,6 +65,8 @@ void durable_destroy(struct durable *durable);
 
 /* A descriptor or a map comes, and goes. As with errseq_t, a new one is told what nobody was told yet. */
 void durable_open(struct durable *durable, bool map, struct durable_seen *seen_out);
+/* The same of another node: as a map, and it is told nothing of what was noted there, too. */
+void durable_open_elsewhere(struct durable *durable, struct durable_seen *seen_out);
 void durable_close(struct durable *durable);
 
 /* Around each change of bytes of the backing file: durable_begin() before it, durable_wrote() with what it
@@ -96,6 +99,9 @@ void durable_cut(struct durable *durable, off_t size);
 void durable_lose(struct durable *durable, off_t offset, off_t length, int error);
 /* Released bytes could not be collected for a sync. They are not lost, but the sync has failed. */
 void durable_fail(struct durable *durable, int error);
+/* The file's home elsewhere has lost something, or could not sync. Each node that has the file open notes
+ * that for its own programs: the one that is the home next does not tell the others, too, who were told. */
+void durable_fail_elsewhere(struct durable *durable, int error);
 
 /* fsync or fdatasync. fd: any descriptor of the backing file. 0 or a negative errno: of this sync, of an
  * earlier one that *seen was not told of, or of bytes that are lost. */

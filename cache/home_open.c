@@ -123,7 +123,7 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
         free(open);
         return -EMFILE;
     }
-    durable_open(file->durable, true, &open->seen);
+    durable_open_elsewhere(file->durable, &open->seen);
     uint64_t truncations;
     reply->value[1] = (uint64_t)home_size(file, &truncations); /* from here on it is told of others */
     pthread_mutex_lock(&agent->lock);

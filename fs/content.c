@@ -100,9 +100,10 @@ int inode_set_file(struct inode *inode, struct cache_file *file)
         /* What its home had answered may have been in that machine's memory only: told before anybody can
          * sync at the next one. */
         uint64_t asked = durable_asked(&content->durable);
-        if ((cache_file_has_died(old) && durable_is_asked(&content->durable)) ||
-            cache_file_has_lost_stores(old))
+        if (cache_file_has_lost_stores(old))
             durable_fail(&content->durable, -EIO);
+        else if (cache_file_has_died(old) && durable_is_asked(&content->durable))
+            durable_fail_elsewhere(&content->durable, -EIO);
         durable_asked_synced(&content->durable, asked);
         cache_file_discard_write_backs(file, true); /* of the kernel, until nodes_settle() or the like */
     }

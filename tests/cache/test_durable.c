@@ -176,6 +176,38 @@ static void test_bound(void **state)
     ranges_bound(SIZE_MAX);
 }
 
+/* What was lost elsewhere each node tells its own; what else nobody was told stays to be told to all. */
+static void test_who_is_told_elsewhere(void **state)
+{
+    char path[] = "/var/tmp/gaiafs-durable-XXXXXX";
+    struct durable durable;
+    struct durable_seen here, there, later;
+    int fd = mkstemp(path);
+
+    (void)state;
+    assert_true(fd >= 0);
+    unlink(path);
+    durable_init(&durable);
+    durable_open(&durable, false, &here);
+    durable_fail_elsewhere(&durable, -EIO);
+    durable_fail_elsewhere(&durable, -EIO);
+    durable_open_elsewhere(&durable, &there);
+    assert_int_equal(durable_sync(&durable, fd, false, &there), 0);
+    assert_int_equal(durable_sync(&durable, fd, false, &here), -EIO);
+    assert_int_equal(durable_sync(&durable, fd, false, &here), 0);
+
+    durable_fail(&durable, -ENOSPC);
+    durable_fail_elsewhere(&durable, -EIO);
+    durable_open_elsewhere(&durable, &later);
+    assert_int_equal(durable_sync(&durable, fd, false, &later), -EIO);
+    assert_int_equal(durable_sync(&durable, fd, false, &later), 0);
+    assert_int_equal(durable_sync(&durable, fd, false, &there), -EIO);
+    for (unsigned i = 0; i < 3; i++)
+        durable_close(&durable);
+    close(fd);
+    durable_destroy(&durable);
+}
+
 static void test_who_is_told(void **state)
 {
     char path[] = "/var/tmp/gaiafs-durable-XXXXXX";
@@ -439,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_too_many),
         cmocka_unit_test(test_bound),
         cmocka_unit_test(test_who_is_told),
+        cmocka_unit_test(test_who_is_told_elsewhere),
         cmocka_unit_test(test_two_at_once),
         cmocka_unit_test(test_blind),
         cmocka_unit_test(test_closed_beside_a_store),

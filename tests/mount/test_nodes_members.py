@@ -12,6 +12,7 @@ from files import pattern
 from helpers import (PAGE, ROWS, agents, daemon_with_faults, error_of, forget_inodes, read_file, refused_mount, statistics,  # noqa: F401
                      stand_still, standing_still, wait_until, write_file)
 from nodes import Program, all_see, cluster, served  # noqa: F401
+from test_nodes_apart import make_with_homes
 from test_nodes_deaths import OPTIONS, killed  # noqa: F401
 
 # Of another user; says how many bytes it has heard of who connects first.
@@ -363,4 +364,28 @@ def test_a_sync_beside_a_release_does_not_forget_it(cluster, agents):
     wait_until(lambda: error_of(syncs.agent, "os.pread(fd, 1, 0)") == 0, 10)
     assert error_of(syncs.agent, "os.fsync(fd)") == errno.EIO
     for program in releases, syncs, third:
+        program.agent.kill()
+
+
+def test_who_was_told_of_a_loss_is_not_told_again_by_the_next_home(cluster, agents):
+    """The first home dies, and the next one. What was lost with the first each node tells its own programs, once each: the third home was
+    an agent then, and has programs that have not synced since."""
+    nodes = cluster(4, "timeout=0,peer_timeout=1")
+    make_with_homes(nodes[0], nodes.data, nodes.names, "abc", pattern(PAGE))
+    third, told = (Program(agents(), nodes.path(number), device=None) for number in (2, 3))
+    Program(agents(), nodes.path(0)).agent.kill()
+    for program in third, told:
+        wait_until(lambda n=3 if program is told else 2: "tracked" in {o["mode"] for o in statistics(nodes[n].mnt)["open"]}, 10)
+    third.write(5, b"third")
+    told.write(50, b"told")
+    other = told.agent("os.open(path, os.O_RDWR)")
+    for dead in range(2):
+        nodes[dead].expected_exit = None
+        os.kill(nodes[dead].pid, signal.SIGKILL)
+        wait_until(lambda: not error_of(told.agent, "os.pread(fd, 1, 0)"), 10)
+        expected = [errno.EIO, 0] if dead == 0 else [0, 0]
+        assert [error_of(told.agent, "os.fsync(fd)") for _ in range(2)] == expected
+    assert [error_of(told.agent, f"os.fsync({other})") for _ in range(2)] == [errno.EIO, 0], "each descriptor"
+    assert [error_of(third.agent, "os.fsync(fd)") for _ in range(2)] == [errno.EIO, 0]
+    for program in third, told:
         program.agent.kill()
