@@ -248,8 +248,12 @@ static ssize_t read_again(struct cache_file *file, int fd, void *buffer, size_t 
 ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t length, off_t offset,
                         unsigned flags, struct cache_read *read_out)
 {
-    if (file->far)
-        return agent_read(file, buffer, length, offset, flags, read_out);
+    if (file->far) {
+        ssize_t read = agent_read(file, buffer, length, offset, flags, read_out);
+        if (!(flags & CACHE_IO_UNCACHED)) /* of what this node's kernel could not write back */
+            durable_read(file->durable, offset, (off_t)length);
+        return read;
+    }
     pthread_mutex_lock(&file->lock);
     reads_begin(file, read_out, flags >> 8, offset, length);
     heal_reread(file, offset, length, flags);

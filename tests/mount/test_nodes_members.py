@@ -139,6 +139,27 @@ def test_a_dead_home_is_told_to_who_had_not_synced(killed, stores):
         program.agent.kill()
 
 
+def test_what_was_lost_with_a_home_stays_lost_when_its_page_is_stored_to_again(cluster, agents):
+    """A kernel's page, which it has read anew from the next home, lacks what it could not write back to the last one: another store to it
+    brings none of that."""
+    nodes = cluster(3, "timeout=0,peer_timeout=1")
+    make_with_homes(nodes[0], nodes.data, nodes.names, "ab", pattern(PAGE))
+    home, program = Program(agents(), nodes.path(0)), Program(agents(), nodes.path(2), device=None)
+    assert program.load() == pattern(PAGE)
+    program.store(5, b"lost")
+    nodes[0].expected_exit = None
+    os.kill(nodes[0].pid, signal.SIGKILL)
+    wait_until(lambda: program.read() == pattern(PAGE), 10)
+    assert program.load() == pattern(PAGE)
+    program.store(100, b"stored")
+    error_of(program.agent, "sync_file_range(fd)")
+    assert [error_of(program.agent, "os.fsync(fd)") for _ in range(3)] == [errno.EIO] * 3
+    program.write(0, pattern(PAGE))
+    assert error_of(program.agent, "os.fsync(fd)") == 0
+    for one in home, program:
+        one.agent.kill()
+
+
 @pytest.mark.parametrize("how", ["written", "released", "nothing"])
 def test_a_sync_that_waits_for_a_home_that_dies(killed, how):
     """It is asked again where the next home is, and what that says is not taken for an answer about the first."""
