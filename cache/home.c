@@ -225,9 +225,11 @@ static bool has_list(const struct nodes *nodes, unsigned member, const struct no
  * judge of that. nodes->lock is held. */
 static int refusal(const struct nodes *nodes, const struct node_request *hello)
 {
-    bool judges = nodes->serves && nodes_are_sure(nodes) && !nodes_at_odds(nodes);
-
-    return hello->flags & NODE_SERVES && !judges ? -ENOLINK : -EPROTONOSUPPORT;
+    if (hello->offset != NODE_VERSION || !(hello->flags & NODE_SERVES))
+        return -EPROTONOSUPPORT;
+    if (nodes_at_odds(nodes))
+        return -ENOLINK;
+    return nodes->serves && nodes_are_sure(nodes) ? -EREMCHG : -ENONET;
 }
 
 /* One that was here before may not have been cleared away; if it lives on, this is an impostor. */

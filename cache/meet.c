@@ -73,7 +73,7 @@ bool nodes_has_met(const struct nodes *nodes, unsigned member)
  */
 static bool is_doubtful(int error)
 {
-    return error == -EPERM || error == -EPROTONOSUPPORT || error == -ENOLINK || error == -ENODEV ||
+    return error == -EPERM || error == -EPROTONOSUPPORT || odds_says(error) || error == -ENODEV ||
            error == -EXDEV || error == -ETIMEDOUT || error == -EHOSTUNREACH || error == -ENETUNREACH;
 }
 
@@ -110,13 +110,15 @@ static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_se
     pthread_mutex_unlock(&nodes->lock);
     error = greet(nodes, home, *session_out);
     if (!error)
-        *more_out = odds_ask(nodes, *session_out);
+        *more_out = odds_ask(nodes, *session_out) > 0;
     int ended = call_session_error(*session_out);
     error = error && meet_lives(ended) ? ended : error;
     snprintf(why_out, CALL_WHY, "it answers: %s",
              error == -ESHUTDOWN         ? "it is being unmounted"
              : error == -EPROTONOSUPPORT ? "it " MEET_DIFFERS
+             : error == -EREMCHG         ? "its list of members lacks this node"
              : error == -ENOLINK         ? "its list of members is not that of others"
+             : error == -ENONET          ? "its list of members lacks this node, or is an old one"
              : error == UNHEARD          ? "nothing but that it lives"
                                          : strerror(-error));
     return error;
@@ -156,12 +158,12 @@ static int connect_home(struct nodes *nodes, unsigned member)
     memcpy(home->why, why, sizeof why);
     if (error) /* what it has told meanwhile */
         followed_remove_member(&nodes->followed, member);
-    if (error && (meet_lives(error) || error == -ENOLINK ||
+    if (error && (meet_lives(error) || odds_says(error) ||
                   nodes_has_met(nodes, member))) { /* it does not hear what this node tracks */
         nodes->hurries = true;
         pthread_cond_broadcast(&nodes->stopped);
     }
-    home->knows_more = more;
+    odds_note(home, error, more);
     word_warning(home, before, warning);
     odds_judge(nodes, odds);
     pthread_cond_broadcast(&nodes->changed);
@@ -238,7 +240,7 @@ int nodes_meet(struct nodes *nodes, unsigned member)
 
     if (!error)
         call_session_put(session);
-    return error == -EPROTONOSUPPORT || error == -EACCES ? error : 0;
+    return error == -EPROTONOSUPPORT || error == -EREMCHG || error == -EACCES ? error : 0;
 }
 
 bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out)

@@ -20,7 +20,7 @@ struct call_session *nodes_home_session(struct nodes *nodes, unsigned member);
 #define MEET_DIFFERS "has another list of members, or another version of gaiafs"
 /* Meet a member that has just met us: we must know what it tracks before it is told that we know. 0 also when
  * it does not answer, or can't be met now; -EPROTONOSUPPORT: it has another list, or another version;
- * -EACCES: it does not list us. */
+ * -EREMCHG or -EACCES: it does not list us. */
 int nodes_meet(struct nodes *nodes, unsigned member);
 /* The member is listed, and is not this node. */
 bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out);

@@ -265,14 +265,19 @@ static int enter_members(struct nodes *nodes, const struct members *members)
             known += !strcmp(nodes->homes[old].member.name, members->list[i].name);
     if (nodes->numbers + members->count - known > MEMBERS_MAX)
         return -ENOSPC;
-    for (old = 0; old < nodes->numbers; old++)
-        nodes->homes[old].listed = false;
+    for (old = 0; old < nodes->numbers; old++) {
+        struct nodes_home *home = &nodes->homes[old];
+        home->refuses &= home->listed;
+        home->knows_more &= home->listed;
+        home->untried |= home->refuses || home->knows_more || !home->listed;
+        home->listed = false;
+    }
     for (unsigned i = 0; i < members->count; i++) {
         for (old = 0; old < nodes->numbers; old++)
             if (!strcmp(nodes->homes[old].member.name, members->list[i].name))
                 break;
         if (old == nodes->numbers)
-            nodes->numbers++;
+            nodes->homes[nodes->numbers++].untried = true;
         nodes->homes[old].member = members->list[i];
         nodes->homes[old].listed = true;
     }

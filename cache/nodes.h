@@ -27,8 +27,10 @@ struct home_session;
 struct nodes_home {
     struct member member; /* name[0] is 0: a free place */
     bool listed;          /* in the list now */
+    bool untried;         /* since it was listed, or was odd and the list has changed: cache/odds.h */
     bool met;             /* at least once */
-    bool knows_more;      /* it says that a node lives which our list lacks: cache/odds.h */
+    bool refuses;         /* us, as its list lacks us: cache/odds.h */
+    bool knows_more;      /* it says that a node lives which our list lacks: likewise */
     bool down;            /* it did not answer when it was last tried: others are homes of its files */
     struct call_session *session;  /* a reference; NULL: none */
     uint64_t since;                /* when that began: nodes_stalls() */

@@ -43,29 +43,44 @@ static bool lists(struct nodes *nodes, uint64_t hash)
     return any;
 }
 
-bool odds_ask(struct nodes *nodes, struct call_session *session)
+int odds_ask(struct nodes *nodes, struct call_session *session)
 {
     struct node_reply reply;
     uint64_t count = 1;
 
     if (ping(nodes, session, 0, &reply))
-        return false;
+        return -EIO;
     pthread_mutex_lock(&nodes->lock);
     bool same = reply.value[1] == nodes->members->epoch;
     pthread_mutex_unlock(&nodes->lock);
     for (uint64_t i = 1; !same && i <= count && i <= MEMBERS_MAX; i++) {
         if (ping(nodes, session, i, &reply))
-            return false;
+            return -EIO;
         count = reply.value[1];
         if (reply.value[0] && !lists(nodes, reply.value[0]))
-            return true;
+            return 1;
     }
-    return false;
+    return 0;
 }
 
-static bool is_refused(const struct nodes_home *home)
+bool odds_says(int error)
 {
-    return !home->session && home->error == -EPROTONOSUPPORT;
+    return error == -EREMCHG || error == -ENOLINK || error == -ENONET;
+}
+
+void odds_note(struct nodes_home *home, int error, bool more)
+{
+    if (!error || error == -ENOLINK)
+        home->refuses = false;
+    else if (error == -EREMCHG)
+        home->refuses = true;
+    if (!error || more)
+        home->knows_more = more;
+    if (odds_says(error) ? error == -ENONET : meet_lives(error))
+        return;
+    if (error && !odds_says(error) && home->untried)
+        home->refuses = home->knows_more = false;
+    home->untried = false;
 }
 
 /* With whom. nodes->lock is held. */
@@ -73,7 +88,7 @@ static const struct nodes_home *find_odds(const struct nodes *nodes)
 {
     for (unsigned i = 0; nodes->serves && i < nodes->numbers; i++) {
         const struct nodes_home *home = &nodes->homes[i];
-        if (i != nodes->self && home->listed && (is_refused(home) || (home->session && home->knows_more)))
+        if (i != nodes->self && home->listed && (home->refuses || home->knows_more))
             return home;
     }
     return NULL;
@@ -86,12 +101,12 @@ void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT])
 
     text_out[0] = '\0';
     if (home && !before) {
-        snprintf(
-            text_out, ODDS_TEXT,
-            "node %s %s: until they agree this node changes no file, and programs get EIO", home->member.name,
-            is_refused(home) ? MEET_DIFFERS
-                             : "has met a node that the list of members here lacks (a new list is read at "
-                               "SIGHUP)");
+        snprintf(text_out, ODDS_TEXT,
+                 "node %s %s: until they agree this node changes no file, and programs get EIO",
+                 home->member.name,
+                 home->refuses ? "has a list of members that lacks this one"
+                               : "has met a node that the list of members here lacks (a new list is read at "
+                                 "SIGHUP)");
         nodes->odds_ns = clock_now_ns();
     } else if (!home && before) {
         snprintf(text_out, ODDS_TEXT, "this node is not at odds with others any more about the members");
@@ -112,10 +127,10 @@ void odds_look(struct nodes *nodes, bool all)
         pthread_mutex_lock(&nodes->lock);
         bool asks = session && (all || nodes->homes[i].knows_more);
         pthread_mutex_unlock(&nodes->lock);
-        bool knows_more = asks && odds_ask(nodes, session);
+        int more = asks ? odds_ask(nodes, session) : -EIO;
         pthread_mutex_lock(&nodes->lock);
-        if (asks && nodes->homes[i].session == session)
-            nodes->homes[i].knows_more = knows_more;
+        if (more >= 0 && nodes->homes[i].session == session)
+            nodes->homes[i].knows_more = more;
         pthread_mutex_unlock(&nodes->lock);
         if (session)
             call_session_put(session);

@@ -16,8 +16,15 @@ bool nodes_at_odds(const struct nodes *nodes);
  * fail waits. */
 bool nodes_odds_may_end(const struct nodes *nodes);
 
-/* Whether a home that has been met says that a node lives which this node's list lacks. No lock is held. */
-bool odds_ask(struct nodes *nodes, struct call_session *session);
+/* Whether a home that has been met says that a node lives which this node's list lacks; -EIO: it says
+ * nothing. No lock is held. */
+int odds_ask(struct nodes *nodes, struct call_session *session);
+/* Whether that is a home's answer to HELLO that has to do with it. */
+bool odds_says(int error);
+/* A home has been tried, with that result; more: odds_ask(). What a home has said holds until it says
+ * something else, also when it has gone: the others whom it told of, or who refuse us as it does, are there
+ * as before. Only with another list it is taken to be down, and to know nothing. nodes->lock is held. */
+void odds_note(struct nodes_home *home, int error, bool more);
 /* Something of that has changed: a home was met or is refused, or there is another list. text_out: "" where
  * there is nothing to say to people. nodes->lock is held. */
 #define ODDS_TEXT (MEMBER_NAME_MAX + 240)

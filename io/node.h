@@ -68,8 +68,9 @@ enum node_op {
     NODE_HELLO = 1, /* value: epoch of the members; name: the agent's own; offset: NODE_VERSION;
                        flags: NODE_LATE_KERNEL, NODE_MET, NODE_SERVES; address: its clock, CLOCK_REALTIME in
                        ns. Answered when the agent has been told (FOLLOW) of every file that this home tracks.
-                       -EPROTONOSUPPORT: their lists differ, or their versions; -ENOLINK: likewise, and this
-                       home serves nothing now */
+                       -EPROTONOSUPPORT: their versions differ, or their lists, and the agent is just being
+                       mounted; else -EREMCHG: the home's list lacks it; -ENOLINK: likewise, and the home is
+                       at odds with others; -ENONET: likewise, and it can't tell who was left behind */
     NODE_TRACK,     /* name: begin to track the file; answered when all agents follow */
     NODE_MAP,       /* file, client, device, offset, length, flags: NODE_MAP_*, value: pages that the device
                        has for this home -> value[0]: map, value[1]: frames. -EINPROGRESS: to be asked again,

@@ -4,18 +4,21 @@ was released or synced is lost without a word."""
 import errno
 import os
 import signal
+import time
 
 import pytest
 
 from conftest import not_in_the_gate
 from files import pattern
 from helpers import PAGE, agents, error_of, read_file, refused_mount, stand_still, wait_until, write_file  # noqa: F401
+from member import OPS, Member
 from nodes import Program, all_see, check, tracked  # noqa: F401
 from test_nodes_apart import links, make_with_homes, networks  # noqa: F401
 from test_nodes_members import is_down
 
 OPTIONS = "timeout=0,peer_timeout=1"
 AT_ODDS = "until they agree this node changes no file"
+NO_MORE = "not at odds with others any more"
 
 
 class Listed:
@@ -240,3 +243,82 @@ def test_a_node_that_was_cut_off_while_another_was_added(links, mount, workdir, 
     all_see({"b": late, "z": new}, content)
     for program in late, new:
         program.agent.kill()
+
+
+class Witness:
+    """Daemons and test's nodes of one list: the test's node b says what it is told to, and is met anew when it has."""
+
+    def __init__(self, mount, workdir):
+        self.peers, data = os.path.join(workdir, "peers"), os.path.join(workdir, "data")
+        os.mkdir(data)
+        self.write("ab")
+        self.daemon = mount(f"node=a,peers={self.peers},{OPTIONS}", data=data)
+        self.members = [Member(self.text("ab", "/"))]
+        assert self.members[0].met == 0
+
+    @staticmethod
+    def text(names, between):
+        return between.join(f"{one}@local:gaiafs-test-{os.getpid()}-odds-{one}" for one in names)
+
+    def write(self, names):
+        write_file(self.peers, self.text(names, "\n").encode())
+
+    def b(self, *words):
+        return self.members[0].do(*words)
+
+    def meets(self, times=1):
+        """The daemon tries to meet b so often from now on."""
+        asked = self.b("asked", OPS["NODE_HELLO"])
+        wait_until(lambda: self.b("asked", OPS["NODE_HELLO"]) >= asked + times, 20)
+
+    def put_at_odds(self, by):
+        if by == "refused":
+            self.b("answer", OPS["NODE_HELLO"], -errno.EREMCHG)
+        else:  # b has met a node of a name that the list of a lacks
+            self.b("value", OPS["NODE_PING"], 12345)
+            self.b("second", OPS["NODE_PING"], 2)
+        self.b("give_up")
+        wait_until(lambda: AT_ODDS in self.daemon.log_text(), 20)
+
+    def is_at_odds(self):
+        return NO_MORE not in self.daemon.log_text()
+
+
+@pytest.fixture
+def witness(mount, workdir):
+    made = Witness(mount, workdir)
+    yield made
+    for member in made.members:
+        member.kill()
+
+
+@pytest.mark.parametrize("by", ["refused", "told"])
+def test_a_node_at_odds_whose_witness_dies(witness, by):
+    """The others are there as before. (Were it at odds no more, it would write pages that are older than what they have.)"""
+    witness.put_at_odds(by)
+    witness.b("answer", OPS["NODE_HELLO"], -errno.ENONET)  # it has stood still, and is no judge just now
+    if by == "refused":
+        witness.meets(3)
+    witness.members[0].kill()
+    time.sleep(1)  # it is tried in vain
+    assert witness.is_at_odds()
+    witness.members[0] = Member(witness.text("ab", "/"))
+    wait_until(lambda: not witness.is_at_odds(), 20, "it is met, and says nothing of the kind")
+
+
+def test_a_node_of_another_version_puts_no_one_at_odds(witness):
+    """It may be one that is just about to be mounted, in vain, or a stranger."""
+    witness.b("answer", OPS["NODE_HELLO"], -errno.EPROTONOSUPPORT)
+    witness.b("give_up")
+    witness.meets(2)
+    assert AT_ODDS not in witness.daemon.log_text()
+
+
+@pytest.mark.parametrize("by", ["refused", "told"])
+def test_a_node_at_odds_reads_another_list_when_all_others_are_dead(witness, by):
+    """Nobody is there whom it could ask any more: who has the list read says so."""
+    witness.put_at_odds(by)
+    witness.members[0].kill()
+    witness.write("abc")
+    os.kill(witness.daemon.pid, signal.SIGHUP)
+    wait_until(lambda: not witness.is_at_odds(), 20)
