@@ -373,11 +373,14 @@ int cache_join(struct cache *cache, char why_out[CACHE_WHY])
     nodes->stop = false;
     pthread_mutex_unlock(&nodes->lock);
     error = nodes_meet_before_all(nodes, why_out); /* what was begun nodes_stop() and nodes_free() end */
+    if (error)
+        return error;
+    odds_look(nodes, false); /* some were asked before all had been tried */
     pthread_mutex_lock(&nodes->lock);
-    nodes->serves = !error;
+    nodes->serves = true;
     pthread_mutex_unlock(&nodes->lock);
     odds_look(nodes, false);
-    return error;
+    return 0;
 }
 
 void nodes_stop(struct cache *cache)

@@ -31,16 +31,41 @@ static int ping(struct nodes *nodes, struct call_session *session, uint64_t whic
     return error || length != sizeof *reply ? -EIO : 0;
 }
 
-static bool lists(struct nodes *nodes, uint64_t hash)
+/* Since this node has read the list that it is on: else it may be the home of files here that this node has
+ * not been told of. nodes->lock is held. */
+static bool is_tried(const struct nodes_home *home)
+{
+    return home->session || !home->untried;
+}
+
+/* This node lists it, and has tried to meet it. */
+static bool knows(struct nodes *nodes, uint64_t hash)
 {
     bool any = false;
 
     pthread_mutex_lock(&nodes->lock);
-    const struct members *members = nodes->members;
-    for (unsigned i = 0; i < members->count; i++)
-        any |= XXH3_64bits(members->list[i].name, strlen(members->list[i].name)) == hash;
+    for (unsigned i = 0; i < nodes->numbers; i++) {
+        const struct nodes_home *home = &nodes->homes[i];
+        any |= home->listed && (i == nodes->self || is_tried(home)) &&
+               XXH3_64bits(home->member.name, strlen(home->member.name)) == hash;
+    }
     pthread_mutex_unlock(&nodes->lock);
     return any;
+}
+
+/* Whether the lists are the same, and there is none on it that knows() is not true of. */
+static bool knows_all(struct nodes *nodes, uint64_t epoch)
+{
+    bool all = true;
+
+    pthread_mutex_lock(&nodes->lock);
+    for (unsigned i = 0; i < nodes->numbers; i++) {
+        const struct nodes_home *home = &nodes->homes[i];
+        all &= !home->listed || i == nodes->self || is_tried(home);
+    }
+    all &= nodes->members->epoch == epoch;
+    pthread_mutex_unlock(&nodes->lock);
+    return all;
 }
 
 int odds_ask(struct nodes *nodes, struct call_session *session)
@@ -50,14 +75,12 @@ int odds_ask(struct nodes *nodes, struct call_session *session)
 
     if (ping(nodes, session, 0, &reply))
         return -EIO;
-    pthread_mutex_lock(&nodes->lock);
-    bool same = reply.value[1] == nodes->members->epoch;
-    pthread_mutex_unlock(&nodes->lock);
-    for (uint64_t i = 1; !same && i <= count && i <= MEMBERS_MAX; i++) {
+    bool all = knows_all(nodes, reply.value[1]);
+    for (uint64_t i = 1; !all && i <= count && i <= MEMBERS_MAX; i++) {
         if (ping(nodes, session, i, &reply))
             return -EIO;
         count = reply.value[1];
-        if (reply.value[0] && !lists(nodes, reply.value[0]))
+        if (reply.value[0] && !knows(nodes, reply.value[0]))
             return 1;
     }
     return 0;
@@ -88,7 +111,8 @@ static const struct nodes_home *find_odds(const struct nodes *nodes)
 {
     for (unsigned i = 0; nodes->serves && i < nodes->numbers; i++) {
         const struct nodes_home *home = &nodes->homes[i];
-        if (i != nodes->self && home->listed && (home->refuses || home->knows_more))
+        bool odd = home->refuses || home->knows_more || (nodes->odds_ns && !is_tried(home));
+        if (i != nodes->self && home->listed && odd)
             return home;
     }
     return NULL;
@@ -130,7 +154,7 @@ void odds_look(struct nodes *nodes, bool all)
         int more = asks ? odds_ask(nodes, session) : -EIO;
         pthread_mutex_lock(&nodes->lock);
         if (more >= 0 && nodes->homes[i].session == session)
-            nodes->homes[i].knows_more = more;
+            odds_note(&nodes->homes[i], 0, more);
         pthread_mutex_unlock(&nodes->lock);
         if (session)
             call_session_put(session);

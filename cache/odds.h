@@ -2,7 +2,8 @@
 /* Nodes whose lists of members differ for good: one stood still, or was cut off, while the others read a new
  * list. Two nodes that have not met would be homes of the same files, each on its own. So a node is *at odds*
  * with the others where it has been left behind: one that serves refuses it, as it is on that one's list no
- * longer; or one that it has met says that a node lives which its own list lacks. Until that has ended it
+ * longer; or one that it has met says that a node lives which its own list lacks, or which it has not tried
+ * to meet since it has read the list, so that it does not know yet what that is the home of. Until then it
  * changes no file, tracks none anew, and refuses who comes in words (-ENOLINK) by which that one knows that
  * it is not the one left behind. */
 #ifndef GAIAFS_CACHE_ODDS_H
@@ -16,8 +17,8 @@ bool nodes_at_odds(const struct nodes *nodes);
  * fail waits. */
 bool nodes_odds_may_end(const struct nodes *nodes);
 
-/* Whether a home that has been met says that a node lives which this node's list lacks; -EIO: it says
- * nothing. No lock is held. */
+/* Whether a home that has been met says that a node lives which this node's list lacks, or which it has not
+ * tried to meet yet; -EIO: it says nothing. No lock is held. */
 int odds_ask(struct nodes *nodes, struct call_session *session);
 /* Whether that is a home's answer to HELLO that has to do with it. */
 bool odds_says(int error);

@@ -139,17 +139,23 @@ def file_handle(path):
     return kind, buffer.raw[8:8 + length]
 
 
+def hash_of(name):
+    """XXH3-64."""
+    xxhash = ctypes.CDLL("libxxhash.so.0")
+    xxhash.XXH3_64bits.restype = ctypes.c_uint64
+    return xxhash.XXH3_64bits(name.encode(), ctypes.c_size_t(len(name)))
+
+
 def home_of(path, names):
     """The name of a file's home: rendezvous hashing of its handle, computed here once more. path: in the data
     directory."""
     xxhash = ctypes.CDLL("libxxhash.so.0")
-    for function in xxhash.XXH3_64bits, xxhash.XXH3_64bits_withSeed:
-        function.restype = ctypes.c_uint64
+    xxhash.XXH3_64bits_withSeed.restype = ctypes.c_uint64
     kind, handle = file_handle(path)
     identity = struct.pack("=iI", kind, len(handle)) + handle
 
     def score(name):
-        seed = xxhash.XXH3_64bits(name.encode(), ctypes.c_size_t(len(name)))
+        seed = hash_of(name)
         return xxhash.XXH3_64bits_withSeed(identity, ctypes.c_size_t(len(identity)), ctypes.c_uint64(seed))
     return max(sorted(names), key=score)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes whose lists of members differ for longer than it takes to read a new one: no two of them are homes of one file, and nothing that
 was released or synced is lost without a word."""
+import ctypes
 import errno
 import os
 import signal
@@ -12,7 +13,7 @@ from conftest import not_in_the_gate
 from files import pattern
 from helpers import PAGE, agents, error_of, read_file, refused_mount, stand_still, wait_until, write_file  # noqa: F401
 from member import OPS, Member
-from nodes import Program, all_see, check, tracked  # noqa: F401
+from nodes import Program, all_see, check, hash_of, tracked  # noqa: F401
 from test_nodes_apart import links, make_with_homes, networks  # noqa: F401
 from test_nodes_members import is_down
 
@@ -271,11 +272,11 @@ class Witness:
         asked = self.b("asked", OPS["NODE_HELLO"])
         wait_until(lambda: self.b("asked", OPS["NODE_HELLO"]) >= asked + times, 20)
 
-    def put_at_odds(self, by):
+    def put_at_odds(self, by, name="unheard-of"):
         if by == "refused":
             self.b("answer", OPS["NODE_HELLO"], -errno.EREMCHG)
-        else:  # b has met a node of a name that the list of a lacks
-            self.b("value", OPS["NODE_PING"], 12345)
+        else:  # b has met a node of this name, which the list of a lacks
+            self.b("value", OPS["NODE_PING"], ctypes.c_int64(hash_of(name)).value)
             self.b("second", OPS["NODE_PING"], 2)
         self.b("give_up")
         wait_until(lambda: AT_ODDS in self.daemon.log_text(), 20)
@@ -321,4 +322,20 @@ def test_a_node_at_odds_reads_another_list_when_all_others_are_dead(witness, by)
     witness.members[0].kill()
     witness.write("abc")
     os.kill(witness.daemon.pid, signal.SIGHUP)
+    wait_until(lambda: not witness.is_at_odds(), 20)
+
+
+def test_a_node_that_reads_the_list_is_at_odds_until_it_has_met_who_is_new(witness):
+    """Or knows that it is dead: what it is the home of it has not been told yet."""
+    new = Member(witness.text("abc", "/"), name="c")
+    witness.members.append(new)
+    new.do("pause", OPS["NODE_HELLO"], 1_000_000)
+    witness.put_at_odds("told", "c")
+    witness.write("abc")
+    asked = witness.b("asked", OPS["NODE_PING"])
+    os.kill(witness.daemon.pid, signal.SIGHUP)
+    wait_until(lambda: new.do("asked", OPS["NODE_HELLO"]), 20)
+    wait_until(lambda: witness.b("asked", OPS["NODE_PING"]) >= asked + 6 or "there are 3 nodes now" in witness.daemon.log_text(), 20)
+    assert witness.is_at_odds()
+    new.kill()
     wait_until(lambda: not witness.is_at_odds(), 20)
