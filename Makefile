@@ -38,7 +38,8 @@ CPPFLAGS += -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -I. -DGAIAFS_VERSION='"$(VERSIO
 	$(if $(DEBUG)$(SANITIZE),-DGAIAFS_CHECK_LOCKS=1) $(if $(HELGRIND),-DGAIAFS_UNDER_HELGRIND=1)
 # A sanitizer's build takes half the time with less of both; the warnings that only a good optimizer gets right are the plain build's.
 CFLAGS ?= $(if $(SANITIZE),-O1 -g1,-O2 -g)
-CFLAGS += $(if $(SANITIZE),$(if $(findstring clang,$(CC)),,-Wno-maybe-uninitialized -Wno-format-truncation -Wno-stringop-truncation))
+guesses := $(if $(findstring clang,$(CC)),,-Wno-maybe-uninitialized -Wno-format-truncation -Wno-stringop-truncation)
+CFLAGS += $(if $(SANITIZE),$(guesses))
 CFLAGS += -std=gnu11 -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -fvisibility=hidden -fPIC -pthread -MMD -MP
 LDFLAGS += -pthread
 ifeq ($(SANITIZE),address)
@@ -175,8 +176,8 @@ $(tests): $(BUILD)/%: $(BUILD)/%.o $(home_a)
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(home_a) $(PKG_LIBS) $(shell $(PKG_CONFIG) --libs cmocka)
 # Tests are compiled oftener than they run: with less of the optimizer, whose warnings are the sources', and of UBSan, which
 # looks at the sources. (What the C++ ones and these two include is what they test.)
-$(filter-out %/test_lock.o %/test_merge.o,$(tests:=.o)): CFLAGS += $(if $(SANITIZE),-O0 -fno-sanitize=undefined,-O1 -g1 -Wno-maybe-uninitialized)
-$(cxx_tests:=.cc.o): CFLAGS += $(if $(SANITIZE),,-O1 -g1 -Wno-maybe-uninitialized)
+$(filter-out %/test_lock.o %/test_merge.o,$(tests:=.o)): CFLAGS += $(if $(SANITIZE),-O0 -fno-sanitize=undefined,-O1 -g1 $(guesses))
+$(cxx_tests:=.cc.o): CFLAGS += $(if $(SANITIZE),,-O1 -g1 $(guesses))
 $(cxx_tests): $(BUILD)/%: $(BUILD)/%.cc.o
 	$(CXX) $(CXXFLAGS) $(LDFLAGS) -o $@ $^ $(shell $(PKG_CONFIG) --libs cmocka libxxhash)
 $(cxx_tests): $(call obj,gpu/kernels.c)
