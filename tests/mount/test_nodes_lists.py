@@ -75,6 +75,17 @@ def good_in_the_end(program):
     wait_until(lambda: not error_of(program.agent, "os.fsync(fd)"), 20, "a sync that is told of nothing any more")
 
 
+def goes_on(late, new, content):
+    """Once its node has met the new one."""
+    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the new one")
+    content[PAGE:PAGE + 4] = b"late"
+    late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
+    good_in_the_end(late)
+    all_see({"b": late, "z": new}, content)
+    for program in late, new:
+        program.agent.kill()
+
+
 def test_a_node_that_is_mounted_anew_with_a_longer_list(listed, agents):
     """While the other one stands still, and so knows the old list alone. They meet all the same, as both are on both lists: else what one
     had synced went with a page that the other's kernel wrote back."""
@@ -133,13 +144,7 @@ def test_a_node_that_stood_still_while_another_was_added(listed, agents):
     content[50:55] = b"again"
     check("the data directory", read_file(listed.below()), content)
     listed.reread("b", "abz")
-    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the new one")
-    content[PAGE:PAGE + 4] = b"late"
-    late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
-    good_in_the_end(late)
-    all_see({"b": late, "z": new}, content)
-    for program in late, new:
-        program.agent.kill()
+    goes_on(late, new, content)
 
 
 def test_a_node_that_lives_is_not_taken_off_the_list(listed, agents):
@@ -237,13 +242,7 @@ def test_a_node_that_was_cut_off_while_another_was_added(links, mount, workdir, 
     options("b", "abz")
     os.kill(nodes["b"].pid, signal.SIGHUP)
     wait_until(lambda: "there are 3 nodes now" in nodes["b"].log_text(), 20)
-    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the new one")
-    content[PAGE:PAGE + 4] = b"late"
-    late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
-    good_in_the_end(late)
-    all_see({"b": late, "z": new}, content)
-    for program in late, new:
-        program.agent.kill()
+    goes_on(late, new, content)
 
 
 class Witness:
