@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "cache/home.h"
 #include "cache/internal.h"
@@ -47,7 +46,7 @@ uint64_t nodes_living_one(struct nodes *nodes, uint64_t which, uint64_t *count_o
     const struct members *members = nodes->members;
     const char *name =
         which <= members->count && living >> (which - 1) & 1 ? members->list[which - 1].name : "";
-    uint64_t hash = *name && members->epoch == epoch ? XXH3_64bits(name, strlen(name)) : 0;
+    uint64_t hash = *name && members->epoch == epoch ? member_hash(name) : 0;
     *count_out = members->count;
     pthread_mutex_unlock(&nodes->lock);
     return hash;

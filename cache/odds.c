@@ -3,8 +3,6 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
-#include <xxhash.h>
 
 #include "base/clock.h"
 #include "cache/internal.h"
@@ -46,8 +44,7 @@ static bool knows(struct nodes *nodes, uint64_t hash)
     pthread_mutex_lock(&nodes->lock);
     for (unsigned i = 0; i < nodes->numbers; i++) {
         const struct nodes_home *home = &nodes->homes[i];
-        any |= home->listed && (i == nodes->self || is_tried(home)) &&
-               XXH3_64bits(home->member.name, strlen(home->member.name)) == hash;
+        any |= home->listed && (i == nodes->self || is_tried(home)) && member_hash(home->member.name) == hash;
     }
     pthread_mutex_unlock(&nodes->lock);
     return any;

@@ -350,18 +350,22 @@ void members_free(struct members *members)
 
 /* ---- homes ---- */
 
+uint64_t member_hash(const char *name)
+{
+    return XXH3_64bits(name, strlen(name));
+}
+
 unsigned members_home(const struct members *members, uint32_t alive, const void *identity, size_t length)
 {
     unsigned home = MEMBERS_MAX;
     uint64_t highest = 0;
 
     for (unsigned i = 0; i < members->count; i++) {
-        const char *name = members->list[i].name;
         uint64_t score;
 
         if (!(alive >> i & 1))
             continue;
-        score = XXH3_64bits_withSeed(identity, length, XXH3_64bits(name, strlen(name)));
+        score = XXH3_64bits_withSeed(identity, length, member_hash(members->list[i].name));
         if (home == MEMBERS_MAX || score > highest) { /* of equal ones the first name, everywhere */
             home = i;
             highest = score;

@@ -43,6 +43,8 @@ int members_parse(const char *text, const char *self, struct members **members_o
 int members_read(const char *path, const char *self, struct members **members_out, char why_out[MEMBERS_WHY]);
 void members_free(struct members *members);
 
+/* XXH3-64 of a member's name. */
+uint64_t member_hash(const char *name);
 /* The home of a file: rendezvous hashing, the member with the highest XXH3-64 of (identity, seed: XXH3 of the
  * member's name). alive: bit i says that list[i] may be chosen; at least one bit within count is set. The
  * same on all nodes; if a member is added or removed, only the files move whose home it becomes or was. */
