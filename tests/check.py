@@ -18,7 +18,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-UNIT_LIMIT_S = 600  # the longest takes half a minute under TSan, and several times that beside three other lanes
+UNIT_LIMIT_S = 600  # the longest takes a minute under TSan, and several beside three other lanes
 MOUNT_LIMIT_S = 2700 if os.environ.get("GAIA_GATE") else 3 * 3600  # nothing is left out then, a sanitizer beside it
 # What is a flaw however seldom it is met: also a daemon or a program that has crashed (99: by a sanitizer).
 PROOF = re.compile(r"\w+Sanitizer|runtime error:|lock order:|sanitizer's report|the daemon ended with|Test failed with exception"

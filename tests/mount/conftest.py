@@ -47,8 +47,8 @@ def so_much(usual, gate):
 
 
 # tests/run.sh (GAIA_GATE) runs every test, but of two parametrizations or more every second one, of four or more every fourth,
-# of eight or more every eighth, or one of so many: here by file. Of that a third where the plain suite runs some, too (others, where there are enough); all
-# that is marked `whole`, and one of n of what is marked `one_of(n)`. `make check` runs all.
+# of eight or more every eighth, or one of so many: here by file. Of that a third where the plain suite runs some, too (others,
+# where there are enough); all that is marked `whole`, and one of n of what is marked `one_of(n)`. `make check` runs all.
 THINNED = {"cuda_broken": 5, "cuda_cut": 2, "cuda_lanes": 4, "cuda_large": 8, "cuda_maps": 4, "cuda_refresh": 5, "cuda_windows": 4,
            "device_code": 5, "injection": 5, "networks": 3, "nodes": 5, "nodes_calls": 3, "nodes_deaths": 3, "nodes_names": 3,
            "nodes_random": 3, "nodes_room": 3, "nodes_sizes": 3, "permissions": 4, "sharing": 4}
