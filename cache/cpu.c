@@ -567,7 +567,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
 int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct durable_seen *seen)
 {
     uint64_t asked = durable_asked(file->durable);
-    int error, synced = 0;
+    int error, synced;
 
     if (file->given_up)
         return -EIO;
@@ -588,8 +588,7 @@ int cache_file_sync(struct cache_file *file, int fd, bool data_only, struct dura
     else if (error)
         durable_fail(file->durable, error);
     /* Also after a failed collect: what could be written shall be durable. */
-    if (fd >= 0)
-        synced = durable_sync(file->durable, fd, data_only, seen);
+    synced = fd >= 0 ? durable_sync(file->durable, fd, data_only, seen) : durable_told(file->durable, seen);
     if (!error && (file->far || !synced))
         durable_asked_synced(file->durable, asked);
     int flushed = file->far ? 0 : kernels_flush(file);

@@ -342,6 +342,14 @@ int durable_sync(struct durable *durable, int fd, bool data_only, struct durable
     return said ? said : error;
 }
 
+int durable_told(struct durable *durable, struct durable_seen *seen)
+{
+    pthread_mutex_lock(&durable->lock);
+    int said = tell(durable, seen);
+    pthread_mutex_unlock(&durable->lock);
+    return said;
+}
+
 int durable_store(struct durable *durable, int fd)
 {
     pthread_mutex_lock(&durable->lock);

@@ -107,7 +107,10 @@ void durable_fail_elsewhere(struct durable *durable, int error);
  * earlier one that *seen was not told of, or of bytes that are lost. */
 int durable_sync(struct durable *durable, int fd, bool data_only, struct durable_seen *seen);
 
-/* The same for no descriptor, so nobody is told anything: 0 or the error of this sync. It is no error if the
+/* What it says to one who has nothing that is to be brought to storage here: another node has. */
+int durable_told(struct durable *durable, struct durable_seen *seen);
+
+/* A sync for no descriptor, so nobody is told anything: 0 or the error of this sync. It is no error if the
  * file can't be synced, or if nobody has it open. */
 int durable_store(struct durable *durable, int fd);
 

@@ -160,6 +160,31 @@ def test_what_was_lost_with_a_home_stays_lost_when_its_page_is_stored_to_again(c
         one.agent.kill()
 
 
+@pytest.mark.parametrize("how", ["released", "stored"])
+def test_a_map_that_is_made_anew_is_told_what_went_with_a_home(cluster, agents, how):
+    """gaia_msync() asks the next home, which knows of nothing. This node does: it tells once what the last home may not have synced, and
+    that a kernel's page is lost until it is stored again."""
+    nodes = cluster(3, "timeout=0,peer_timeout=1")
+    make_with_homes(nodes[0], nodes.data, nodes.names, "ab", pattern(PAGE))
+    home, program = Program(agents(), nodes.path(0)), Program(agents(), nodes.path(2))
+    assert program.load() == pattern(PAGE) == program.device_load()
+    if how == "released":
+        program.device_store(5, b"released")
+        program.release()
+    else:
+        program.store(5, b"stored")
+    nodes[0].expected_exit = None
+    os.kill(nodes[0].pid, signal.SIGKILL)
+    wait_until(lambda: error_of(program.agent, "os.pread(fd, 1, 0)") == 0, 10)
+    program.agent.do("map.unmap()\nmap = dev.mmap(fd, length)")
+    errors = [error_of(program.agent, "map.sync()") for _ in range(3)]
+    assert errors == ([errno.EIO] * 3 if how == "stored" else [errno.EIO, 0, 0])
+    program.write(0, pattern(PAGE))
+    program.agent.do("map.sync()")
+    for one in home, program:
+        one.agent.kill()
+
+
 @pytest.mark.parametrize("how", ["written", "released", "nothing"])
 def test_a_sync_that_waits_for_a_home_that_dies(killed, how):
     """It is asked again where the next home is, and what that says is not taken for an answer about the first."""
