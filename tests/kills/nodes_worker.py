@@ -216,14 +216,18 @@ class Worker:
         return error
 
     def rewrite(self, file):
-        """Syncs go on failing until all is written again that may be lost. While nobody else does anything, if that can be had."""
+        """Syncs go on failing until all is written again that may be lost. While nobody else does anything, if that can be had. What the
+        kernels of others have not written back yet a read() here need not see, and writing that again would undo it; an acquire does."""
         try:
             fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         self.alone = True
         try:
-            self.do("rewrite", file.name, lambda: os.pwrite(file.fd, os.pread(file.fd, file.length, 0), 0))
+            if self.ready(file) and not self.on_map(file, "acquire")[0]:
+                error, _ = self.do("rewrite", file.name, lambda: os.pwrite(file.fd, self.load(file.map.address, file.length), 0))
+                if error:
+                    self.unmap(file)
         finally:
             self.alone = False
             fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
