@@ -63,9 +63,15 @@ class Cells:
                 key = call.file, cell
                 self.begun[key].append((call.number, call.begin))
                 waiting.pop(key, None)
-                if good:
+                if good and call.more.get("syncs"):
+                    self.make_firm(key, call.number, call.begin, call.end)
+                elif good:
                     waiting[key] = [call.more["way"], call.number, call.begin, call.end, None]
         mine = [key for key in waiting if key[0] == call.file]
+        if call.more.get("syncs") and not good:  # as a sync that has failed
+            for key in mine:
+                del waiting[key]
+            return
         if call.kind in ("release", "acquire", "gaia_msync", "device", "map", "unmap") or (call.kind == "store" and not good):
             for key in mine:
                 of = waiting[key]
@@ -82,8 +88,11 @@ class Cells:
                     waiting.pop(key, None)
                 elif way in (WRITE, CPU) and call.kind != "gaia_msync" or way == DEVICE and released is not None:
                     del waiting[key]
-                    if not self.in_rough_times(begin, call.end):
-                        self.firm[key].append((call.end, number))
+                    self.make_firm(key, number, begin, call.end)
+
+    def make_firm(self, key, number, begin, end):
+        if not self.in_rough_times(begin, end):
+            self.firm[key].append((end, number))
 
     def least(self, key, when):
         """The last number that was firm by then."""

@@ -51,7 +51,7 @@ class File:
     def __init__(self, worker, name):
         self.worker, self.name = worker, name
         self.length = FILES[name][0] * PAGE
-        self.fd = os.open(os.path.join(worker.mnt, name), os.O_RDWR | os.O_CLOEXEC)
+        self.fd, self.direct_fd = (os.open(os.path.join(worker.mnt, name), os.O_RDWR | os.O_CLOEXEC | flag) for flag in (0, os.O_DIRECT))
         self.map, self.failed = None, 0  # on the device; syncs that failed since the last good one
         self.fresh = True                # the device's copy may be older than what this worker has stored
         self.cells = {way: [c for c in range(self.length // CELL)
@@ -151,16 +151,18 @@ class Worker:
             return
         number = self.count + 1
         data = b"".join(encode(number, file.name, cell, self.number, way) for cell in range(first, first + count))
+        fd = file.direct_fd if way == WRITE and self.rng.random() < 0.3 else file.fd
+        syncs = way == WRITE and self.rng.random() < 0.2
 
         def store():
             if way == WRITE:
-                if os.pwrite(file.fd, data, first * CELL) != len(data):
+                if os.pwritev(fd, [data], first * CELL, os.RWF_DSYNC if syncs else 0) != len(data):
                     raise OSError(errno.EIO, "short")
             elif way == CPU:
                 self.store(file.cpu_at + first * CELL, data)
             else:
                 self.store(file.map.address + first * CELL, data)
-        error, _ = self.do("store", file.name, store, way=way, first=first, count=count)
+        error, _ = self.do("store", file.name, store, way=way, first=first, count=count, direct=fd == file.direct_fd, syncs=syncs)
         if error and way == DEVICE:
             self.unmap(file)
 
@@ -195,7 +197,8 @@ class Worker:
         page = self.rng.randrange(file.length // PAGE)
         how = how or self.rng.choice(["read", "load", "device", "device"])
         if how == "read":
-            self.do(how, file.name, lambda: os.pread(file.fd, PAGE, page * PAGE), page=page)
+            fd = file.direct_fd if self.rng.random() < 0.3 else file.fd
+            self.do(how, file.name, lambda: os.pread(fd, PAGE, page * PAGE), page=page, direct=fd == file.direct_fd)
         elif how == "load":
             self.do(how, file.name, lambda: self.load(file.cpu_at + page * PAGE, PAGE), page=page)
         elif self.ready(file):
