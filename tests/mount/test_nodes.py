@@ -53,6 +53,20 @@ def test_release_is_seen_by_everyone(pair, agents, first, flags):
 
 
 @pytest.mark.parametrize("first", SIDES)
+def test_durable_writes_to_a_page_that_others_write_to(pair, first):
+    """Their kernel keeps the page locked until it has the answer, and asks for a sync by itself after it: a sync within the write would
+    wait until the page is dropped that is locked."""
+    content = bytearray(PAGE)
+    _nodes, writer, other, _ = pair(content)
+    other.agent.start("turn = 0\nwhile os.pread(fd, 1, 50) == b'\\0': turn += os.pwrite(fd, b'%8d' % turn, 100)")
+    writer.agent.do("for turn in range(60): os.pread(fd, 1, 0), os.pwritev(fd, [b'%8d' % turn], 0, os.RWF_DSYNC)\n"
+                    "os.pwritev(fd, [b'x'], 50, os.RWF_DSYNC)")
+    other.agent.finish()
+    content[:8], content[50:51], content[100:108] = b"%8d" % 59, b"x", b"%8d" % (other.agent("turn") - 8)
+    all_see({"the writer": writer, "the other": other}, content)
+
+
+@pytest.mark.parametrize("first", SIDES)
 @pytest.mark.parametrize("flags", [gaia.SHARED, gaia.RESIDENT])
 def test_write_is_seen_by_the_next_acquire(pair, agents, first, flags):
     """No flush, no close: write() has returned."""
