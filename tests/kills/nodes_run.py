@@ -5,6 +5,7 @@ them stand still, cuts and delays links of one direction or of some pairs, takes
 again at different times. Then all is well again, and what everybody has seen is judged. Ends with `N passed, N failed`."""
 import argparse
 import collections
+import contextlib
 import json
 import mmap
 import os
@@ -306,6 +307,12 @@ class Cluster:
                 turn = self.soon(0.05, 1.2)
             time.sleep(0.01)
 
+    def keep_statistics(self):
+        """Beside the logs of a round that has failed: who takes itself for the home of what, and whom for dead."""
+        for node in self.nodes:
+            with contextlib.suppress(Failure, subprocess.SubprocessError), open(os.path.join(self.folder, f"stat-{node.name}"), "w") as file:
+                file.write(json.dumps(self.statistics(node), indent=1) if node.state == "up" else node.state)
+
     # --- all is well again ---
 
     def statistics(self, node):
@@ -437,6 +444,7 @@ def one_round(args, seed):
         print(f"FAILED seed {seed} ({time.monotonic() - started:.1f} s), {dict(cluster.did)}: {type(problem).__name__} {problem}\nlogs: {folder}",
               flush=True)
         args.keep = True
+        cluster.keep_statistics()
         return False
     finally:
         cluster.drop()
