@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "cache/behind.h"
@@ -321,21 +322,51 @@ static bool needs_sure(enum node_op op)
            op == NODE_MAP_SYNC || op == NODE_ADVISE || op == NODE_LEAVE || op == NODE_ROOM;
 }
 
-int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
-               struct node_reply *reply)
+/* What may write to the data directory: a READ or the end of a map collects. */
+static bool may_change(enum node_op op)
 {
-    pthread_mutex_lock(&agent->nodes->lock);
-    bool known = agent->member != MEMBERS_MAX;
-    pthread_mutex_unlock(&agent->nodes->lock);
-    if (op == NODE_HELLO)
-        return known ? -EPROTO : do_hello(agent, request);
-    if (!known)
-        return -EACCES;
-    if (op == NODE_PING) {
-        reply->value[0] = request->value ? nodes_living_one(agent->nodes, request->value, &reply->value[1])
-                                         : nodes_living(agent->nodes, &reply->value[1]);
-        return 0;
-    }
+    return needs_sure(op) || op == NODE_UNMAP || op == NODE_GONE || op == NODE_CLOSE || op == NODE_SYNC ||
+           (op >= NODE_READ && op <= NODE_FALLOCATE);
+}
+
+/* False: this node's sessions are about to be closed, this one has been, and the answer goes nowhere. The
+ * agent asks the next home. */
+static bool begin_change(struct home_session *agent)
+{
+    struct nodes *nodes = agent->nodes;
+
+    pthread_mutex_lock(&nodes->lock);
+    bool may = !nodes->closes;
+    nodes->changing += may;
+    pthread_mutex_unlock(&nodes->lock);
+    while (!may && !call_session_error(agent->session))
+        usleep(1000);
+    return may;
+}
+
+static void end_change(struct nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    if (!--nodes->changing && nodes->closes)
+        pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+void home_changes_end(struct nodes *nodes)
+{
+    struct timespec until = lock_wait_until(nodes->timeout_ms);
+    int late = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    nodes->closes = true;
+    while (nodes->changing && !late)
+        late = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &until);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+static int serve(struct home_session *agent, enum node_op op, const struct node_request *request,
+                 struct node_reply *reply)
+{
     if (needs_sure(op) && !nodes_be_sure_of_all(agent->nodes, agent->session))
         return -EIO;
     if (op == NODE_TRACK)
@@ -359,6 +390,32 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
     if (op <= NODE_READ_END)
         return home_open_serve(agent, op, request, reply);
     return -EPROTO;
+}
+
+int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
+               struct node_reply *reply)
+{
+    struct nodes *nodes = agent->nodes;
+
+    pthread_mutex_lock(&nodes->lock);
+    bool known = agent->member != MEMBERS_MAX;
+    pthread_mutex_unlock(&nodes->lock);
+    if (op == NODE_HELLO)
+        return known ? -EPROTO : do_hello(agent, request);
+    if (!known)
+        return -EACCES;
+    if (op == NODE_PING) {
+        reply->value[0] = request->value ? nodes_living_one(nodes, request->value, &reply->value[1])
+                                         : nodes_living(nodes, &reply->value[1]);
+        return 0;
+    }
+    if (!may_change(op))
+        return serve(agent, op, request, reply);
+    if (!begin_change(agent))
+        return -EIO;
+    int result = serve(agent, op, request, reply);
+    end_change(nodes);
+    return result;
 }
 
 /* ---- sessions ---- */

@@ -52,6 +52,10 @@ int home_session_begin(struct nodes *nodes, struct call_session *session);
 /* The peer has gone, and no request of it is being served: bytes of its devices that were not collected are
  * lost. */
 void home_session_end(struct home_session *agent);
+/* What agents have begun to change comes to an end, for peer_timeout at most, and nothing else begins: the
+ * sessions are about to be closed, and from then on the files have other homes, whose changes a later one
+ * here would undo. */
+void home_changes_end(struct nodes *nodes);
 /* Serve a request of an agent. */
 int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
                struct node_reply *reply);

@@ -394,6 +394,7 @@ void nodes_stop(struct cache *cache)
     pthread_cond_broadcast(&nodes->stopped);
     pthread_cond_broadcast(&nodes->untracks);
     pthread_mutex_unlock(&nodes->lock);
+    home_changes_end(nodes);
     calls_end(nodes->calls);
     nodes_meet_no_more(nodes);
     calls_close(nodes->calls);

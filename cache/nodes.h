@@ -104,6 +104,8 @@ struct nodes {
     uint64_t generation;                /* the highest that was given or heard of here */
     uint32_t next_number;
     bool stop;
+    unsigned changing;    /* requests of agents under way that may change what is in the data directory; */
+    bool closes;          /* no other begins: home_changes_end() */
     _Atomic bool ending;  /* the mount is about to end: nodes that do not answer soon are not waited for */
     _Atomic bool leaving; /* no release is acknowledged any more, and no agent comes; */
     _Atomic bool settles; /* nor is a change of a file before it is on storage */

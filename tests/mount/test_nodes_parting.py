@@ -63,6 +63,19 @@ def test_what_is_written_back_while_a_home_leaves_is_not_synced_each(reads):
     assert read_file(path)[5] == 19
 
 
+def test_what_a_home_has_begun_it_ends_before_its_sessions(reads):
+    """The agent's next home may change the same bytes as soon as the session has gone."""
+    plan, daemon, path, one = reads
+    leaves(daemon, one, OPS["NODE_LEAVE"])
+    plan.arm_wait(ROWS.index("pwrite64"), 3500, 1, 0)
+    one.do("set", 5, 77)
+    one.do("write")
+    seen = read_file(path)[5]
+    assert plan.landed
+    daemon.proc.wait(20)
+    assert read_file(path)[5] == seen
+
+
 @not_in_the_gate
 def test_a_home_that_leaves_waits_for_who_writes_back(meet):
     """Its answer to INVALIDATE takes longer than who says nothing is waited for."""
