@@ -27,7 +27,7 @@
  * error; with COUNT 0 each call has it, with COUNT -N each from the Nth on.
  *
  * What is allocated is memory of this machine, and a kernel runs on a CPU, in a thread of its stream. It is
- * strict: what the interface leaves undefined is an error here.
+ * strict: what the interface leaves undefined is an error here, or the end of the program.
  *
  * Built with -DSTANDIN_OLD it is a driver from before CUDA 12, which has no cuGetProcAddress_v2. */
 #include "tests/cuda/standin.h"
@@ -73,6 +73,17 @@ static int number(const char *name, int otherwise)
 }
 
 __thread bool standin_in_host_function;
+
+bool standin_is_device(CUdevice device)
+{
+    return device >= STANDIN_FIRST_DEVICE && device < STANDIN_FIRST_DEVICE + number("gpus", 1);
+}
+
+void standin_misused(const char *what)
+{
+    fprintf(stderr, "stand-in for CUDA: %s\n", what);
+    abort();
+}
 
 /* Counts calls down in the control file. Tests write it when nothing runs; of two calls at once one may not
  * be counted. */
@@ -175,16 +186,24 @@ static CUresult get(CUdevice *device_out, int ordinal)
     return CUDA_SUCCESS;
 }
 
+/* An ordinal is none. */
+#define ENTER_DEVICE(device)                  \
+    do {                                      \
+        ENTER_QUIETLY();                      \
+        if (!standin_is_device(device))       \
+            return CUDA_ERROR_INVALID_DEVICE; \
+    } while (0)
+
 static CUresult get_name(char *name_out, int room, CUdevice device)
 {
-    ENTER_QUIETLY();
+    ENTER_DEVICE(device);
     snprintf(name_out, (size_t)room, "stand-in %d", device - STANDIN_FIRST_DEVICE);
     return number("name", CUDA_SUCCESS);
 }
 
 static CUresult get_uuid(CUuuid *uuid_out, CUdevice device)
 {
-    ENTER_QUIETLY();
+    ENTER_DEVICE(device);
     memset(uuid_out, 0, sizeof *uuid_out);
     snprintf(uuid_out->bytes, sizeof uuid_out->bytes, "stand-in %d",
              device - STANDIN_FIRST_DEVICE + number("first", 0));
@@ -193,7 +212,7 @@ static CUresult get_uuid(CUuuid *uuid_out, CUdevice device)
 
 static CUresult total_memory(size_t *bytes_out, CUdevice device)
 {
-    ENTER_QUIETLY();
+    ENTER_DEVICE(device);
     *bytes_out = GPU_BYTES * (size_t)(device - STANDIN_FIRST_DEVICE + 1);
     if (standin_word("memory"))
         *bytes_out = (size_t)standin_number("memory", 0);
@@ -202,8 +221,7 @@ static CUresult total_memory(size_t *bytes_out, CUdevice device)
 
 static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
 {
-    ENTER_QUIETLY();
-    (void)device;
+    ENTER_DEVICE(device);
     *value_out = 0;
     if (attribute == number("cannot", -1))
         return CUDA_SUCCESS;
@@ -239,7 +257,7 @@ static CUresult get_attribute(int *value_out, int attribute, CUdevice device)
 
 static CUresult get_bus(char *id_out, int room, CUdevice device)
 {
-    ENTER_QUIETLY();
+    ENTER_DEVICE(device);
     snprintf(id_out, (size_t)room, "0000:%02x:00.0", device);
     return CUDA_SUCCESS;
 }

@@ -11,6 +11,7 @@
 #define STANDIN_GRANULARITY ((size_t)2 << 20)
 #define STANDIN_FIRST_DEVICE 7 /* no ordinal: who takes a CUdevice for one is found out */
 #define CUDA_ERROR_INVALID_PTX 218
+#define CUDA_ERROR_INVALID_HANDLE 400
 #define CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED 712
 #define CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED 713
 #define CUDA_ERROR_STREAM_CAPTURE_IMPLICIT 906
@@ -48,6 +49,19 @@ extern __thread bool standin_in_host_function;
     } while (0)
 
 bool standin_has_context(void);
+/* That of the thread's context, or -1. */
+CUdevice standin_device(void);
+bool standin_is_device(CUdevice device);
+/* A caller's mistake that a driver would not survive, or hide until much later: says which, and ends the
+ * program. */
+__attribute__((noreturn)) void standin_misused(const char *what);
+/* Whether a GPU reaches all of this memory, by itself: it is the GPU's, and mapped for it. */
+bool standin_reaches(const void *address, size_t bytes, CUdevice device);
+/* The GPU whose memory is at this address, or -1: none's. */
+CUdevice standin_owner(const void *address);
+/* Whether a stream is yet to do something with memory of this range. A kernel uses what its parameters point
+ * to. */
+bool standin_in_use(const void *address, size_t bytes);
 /* Where a GPU finds what lies at an address of the program: elsewhere, if that is an address of GPU memory,
  * which programs cannot read. *writable_out: whether it may store there. */
 void *standin_see(const void *address, size_t bytes, bool *writable_out);

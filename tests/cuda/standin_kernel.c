@@ -12,10 +12,12 @@
 
 struct CUfunc_st {
     const struct gaia_kernel *kernel;
+    CUdevice device;
     SLIST_ENTRY(CUfunc_st) link;
 };
 struct CUmod_st {
     const char *ptx;
+    CUdevice device;
     SLIST_HEAD(, CUfunc_st) functions;
 };
 
@@ -72,6 +74,7 @@ static CUresult load_module(CUmodule *module_out, const void *image)
     if (!module)
         abort();
     module->ptx = image;
+    module->device = standin_device();
     *module_out = module;
     return CUDA_SUCCESS;
 }
@@ -104,6 +107,7 @@ static CUresult get_function(CUfunction *function_out, CUmodule module, const ch
     if (!function)
         abort();
     function->kernel = kernel;
+    function->device = module->device;
     SLIST_INSERT_HEAD(&module->functions, function, link);
     *function_out = function;
     return CUDA_SUCCESS;
@@ -120,6 +124,16 @@ static CUresult fit_blocks(int *blocks_out, CUfunction function, int threads, si
     return CUDA_SUCCESS;
 }
 
+/* A kernel that touches another GPU's memory ends with an error that ends the context, too. */
+static void check_arguments(const struct standin_work *work)
+{
+    for (unsigned i = 0; i < work->kernel->parameters; i++) {
+        CUdevice owner = standin_owner((void *)(uintptr_t)work->arguments[i]);
+        if (owner >= 0 && owner != standin_device())
+            standin_misused("a kernel gets memory of another GPU");
+    }
+}
+
 static CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                        CUstream stream, void **parameters, void **extra)
@@ -133,6 +147,10 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, un
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < function->kernel->parameters; i++)
         memcpy(&work.arguments[i], parameters[i], sizeof work.arguments[i]);
+    CUresult error = standin_expect_own(stream);
+    if (error != CUDA_SUCCESS || function->device != standin_device())
+        return CUDA_ERROR_INVALID_HANDLE;
+    check_arguments(&work);
     standin_put(stream, &work);
     return CUDA_SUCCESS;
 }

@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,24 +14,31 @@
 
 #include "tests/cuda/standin.h"
 
+#define NAME "stand-in GPU" /* of an allocation's memfd, and the GPU's number on the machine */
+
 struct allocation {
+    LIST_ENTRY(allocation) link;
     int fd;
     size_t bytes;
     unsigned references; /* the handle, and places where it is mapped */
+    bool held;           /* the handle has not been released */
     bool imported;       /* not of this process's making: not charged to it */
+    CUdevice device;
 };
 
 struct place {
     LIST_ENTRY(place) link;
     uint8_t *address;
     size_t bytes;
-    struct allocation *allocation; /* NULL: reserved only */
+    struct allocation *allocation; /* NULL: reserved only, or plain */
     uint8_t *seen;                 /* of a reserved one: where its memory is */
-    bool writable;                 /* of a mapped one */
+    bool allowed, writable;        /* of a mapped one: what its GPU may do */
+    CUdevice device;               /* of a plain one */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
-static LIST_HEAD(, place) reserved, mapped;
+static LIST_HEAD(, allocation) allocations;
+static LIST_HEAD(, place) reserved, mapped, plain;
 static size_t used, made; /* bytes; allocations that this process has created */
 
 /* Lock held. */
@@ -52,8 +60,34 @@ static void put(struct allocation *allocation)
         used -= allocation->bytes;
         made--;
     }
+    LIST_REMOVE(allocation, link);
     close(allocation->fd);
     free(allocation);
+}
+
+/* The handle of what is filled in. Lock held. */
+static CUmemGenericAllocationHandle give(const struct allocation *filled_in)
+{
+    struct allocation *allocation = malloc(sizeof *allocation);
+
+    if (!allocation)
+        abort();
+    *allocation = *filled_in;
+    allocation->references = 1;
+    allocation->held = true;
+    LIST_INSERT_HEAD(&allocations, allocation, link);
+    return (uintptr_t)allocation;
+}
+
+/* Lock held. */
+static struct allocation *find(CUmemGenericAllocationHandle handle)
+{
+    struct allocation *allocation;
+
+    LIST_FOREACH (allocation, &allocations, link)
+        if ((uintptr_t)allocation == handle && allocation->held)
+            return allocation;
+    standin_misused("a handle of memory that there is not, or not any more");
 }
 
 static CUresult granularity(size_t *bytes_out, const CUmemAllocationProp *properties, int option)
@@ -62,10 +96,41 @@ static CUresult granularity(size_t *bytes_out, const CUmemAllocationProp *proper
     ENTER("cuMemGetAllocationGranularity");
     if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
         properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-        properties->location.id < STANDIN_FIRST_DEVICE)
+        !standin_is_device(properties->location.id))
         return CUDA_ERROR_INVALID_VALUE;
     *bytes_out = STANDIN_GRANULARITY;
     return CUDA_SUCCESS;
+}
+
+static int machine_number(CUdevice device)
+{
+    return device - STANDIN_FIRST_DEVICE + (int)standin_number("first", 0);
+}
+
+static int new_descriptor(CUdevice device)
+{
+    char name[32];
+
+    snprintf(name, sizeof name, NAME " %d", machine_number(device));
+    return memfd_create(name, MFD_CLOEXEC);
+}
+
+/* Whose memory a descriptor is of, by its name; -1: it is none of a driver's, or of a GPU that this process
+ * has not got. */
+static CUdevice device_of(int fd)
+{
+    char path[32], name[64];
+    int machine;
+
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(path, name, sizeof name - 1);
+    if (length < 0)
+        return STANDIN_FIRST_DEVICE; /* no /proc */
+    name[length] = '\0';
+    if (sscanf(name, "/memfd:" NAME " %d", &machine) != 1)
+        return -1;
+    CUdevice device = machine - (int)standin_number("first", 0) + STANDIN_FIRST_DEVICE;
+    return standin_is_device(device) ? device : -1;
 }
 
 static CUresult create(CUmemGenericAllocationHandle *handle_out, size_t bytes,
@@ -79,30 +144,28 @@ static CUresult create(CUmemGenericAllocationHandle *handle_out, size_t bytes,
         properties->allocFlags.gpuDirectRDMACapable !=
             (standin_number("can", -1) == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED))
         return CUDA_ERROR_INVALID_VALUE;
-    struct allocation *allocation = calloc(1, sizeof *allocation);
-    if (!allocation)
-        abort();
-    *allocation =
-        (struct allocation){.bytes = bytes, .references = 1, .fd = memfd_create("stand-in GPU", MFD_CLOEXEC)};
+    CUdevice device = properties->location.id;
+    struct allocation new = {.bytes = bytes, .device = device, .fd = new_descriptor(device)};
     pthread_mutex_lock(&lock);
-    bool fits = allocation->fd >= 0 && (long long)made < standin_number("handles", LLONG_MAX) &&
-                !ftruncate(allocation->fd, (off_t)bytes) && charge(bytes);
+    bool fits = new.fd >= 0 && (long long)made < standin_number("handles", LLONG_MAX) &&
+                !ftruncate(new.fd, (off_t)bytes) && charge(bytes);
     made += fits;
     pthread_mutex_unlock(&lock);
     if (!fits) {
-        if (allocation->fd >= 0)
-            close(allocation->fd);
-        free(allocation);
+        if (new.fd >= 0)
+            close(new.fd);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     /* What a GPU's memory holds is what its last owner left: who does not clear it is found out. */
-    void *all = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, allocation->fd, 0);
+    void *all = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, new.fd, 0);
     if (all != MAP_FAILED) {
         for (size_t i = 0; i < bytes && standin_number("free", -1) < 0; i += 65536)
             memset((uint8_t *)all + i, 0xdb, 64);
         munmap(all, bytes);
     }
-    *handle_out = (uintptr_t)allocation;
+    pthread_mutex_lock(&lock);
+    *handle_out = give(&new);
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
@@ -110,7 +173,9 @@ static CUresult release(CUmemGenericAllocationHandle handle)
 {
     ENTER("cuMemRelease");
     pthread_mutex_lock(&lock);
-    put((struct allocation *)(uintptr_t)handle);
+    struct allocation *allocation = find(handle);
+    allocation->held = false;
+    put(allocation);
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
@@ -121,7 +186,9 @@ static CUresult export_handle(void *handle_out, CUmemGenericAllocationHandle han
     ENTER("cuMemExportToShareableHandle");
     if (flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
-    int fd = dup(((struct allocation *)(uintptr_t)handle)->fd);
+    pthread_mutex_lock(&lock);
+    int fd = dup(find(handle)->fd);
+    pthread_mutex_unlock(&lock);
     if (fd < 0)
         return CUDA_ERROR_UNKNOWN;
     memcpy(handle_out, &fd, sizeof fd);
@@ -134,17 +201,16 @@ static CUresult import_handle(CUmemGenericAllocationHandle *handle_out, void *os
 
     ENTER("cuMemImportFromShareableHandle");
     int fd = (int)(intptr_t)os_handle;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fstat(fd, &st) || st.st_size <= 0)
+    CUdevice device = device_of(fd);
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || device < 0 || fstat(fd, &st) || st.st_size <= 0)
         return CUDA_ERROR_INVALID_VALUE;
     int ours = dup(fd);
     if (ours < 0)
         return CUDA_ERROR_UNKNOWN;
-    struct allocation *allocation = calloc(1, sizeof *allocation);
-    if (!allocation)
-        abort();
-    *allocation =
-        (struct allocation){.bytes = (size_t)st.st_size, .references = 1, .imported = true, .fd = ours};
-    *handle_out = (uintptr_t)allocation;
+    pthread_mutex_lock(&lock);
+    *handle_out = give(
+        &(struct allocation){.bytes = (size_t)st.st_size, .imported = true, .fd = ours, .device = device});
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
@@ -241,6 +307,48 @@ void *standin_see(const void *address, size_t bytes, bool *writable_out)
     return place ? place->seen + (at - place->address) : at;
 }
 
+/* How many bytes of the range are of a place. */
+static size_t shared_bytes(const struct place *place, const uint8_t *address, size_t bytes)
+{
+    const uint8_t *from = place->address > address ? place->address : address;
+    const uint8_t *place_end = place->address + place->bytes, *end = address + bytes;
+
+    end = place_end < end ? place_end : end;
+    return from < end ? (size_t)(end - from) : 0;
+}
+
+bool standin_reaches(const void *address, size_t bytes, CUdevice device)
+{
+    struct place *place;
+    size_t all = 0;
+
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &mapped, link)
+        if (place->allowed && place->allocation->device == device)
+            all += shared_bytes(place, address, bytes);
+    LIST_FOREACH (place, &plain, link)
+        if (place->device == device)
+            all += shared_bytes(place, address, bytes);
+    pthread_mutex_unlock(&lock);
+    return all == bytes;
+}
+
+CUdevice standin_owner(const void *address)
+{
+    struct place *place;
+    CUdevice device = -1;
+
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &mapped, link)
+        if (shared_bytes(place, address, 1))
+            device = place->allocation->device;
+    LIST_FOREACH (place, &plain, link)
+        if (shared_bytes(place, address, 1))
+            device = place->device;
+    pthread_mutex_unlock(&lock);
+    return device;
+}
+
 /* Whether something is mapped in the range. Lock held. */
 static bool is_mapped(const uint8_t *address, size_t bytes)
 {
@@ -278,13 +386,13 @@ static CUresult address_free(CUdeviceptr pointer, size_t bytes)
 static CUresult map(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                     unsigned long long flags)
 {
-    struct allocation *allocation = (struct allocation *)(uintptr_t)handle;
     uint8_t *address = (uint8_t *)(uintptr_t)pointer;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct place *place;
 
     ENTER("cuMemMap");
     pthread_mutex_lock(&lock);
+    struct allocation *allocation = find(handle);
     place = find_reserved(address, bytes);
     if (place && !flags && !offset && bytes == allocation->bytes &&
         (uintptr_t)address % STANDIN_GRANULARITY == 0 && !is_mapped(address, bytes) &&
@@ -309,6 +417,8 @@ static CUresult unmap(CUdeviceptr pointer, size_t bytes)
     struct place *place;
 
     ENTER("cuMemUnmap");
+    if (standin_in_use(address, bytes))
+        standin_misused("memory is unmapped that a stream uses yet");
     pthread_mutex_lock(&lock);
     LIST_FOREACH (place, &mapped, link)
         if (place->address == address && place->bytes == bytes)
@@ -330,7 +440,7 @@ static CUresult set_access(CUdeviceptr pointer, size_t bytes, const CUmemAccessD
 {
     ENTER("cuMemSetAccess");
     if (count != 1 || access->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-        access->location.id < STANDIN_FIRST_DEVICE)
+        !standin_is_device(access->location.id))
         return CUDA_ERROR_INVALID_VALUE;
     bool writable = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     uint8_t *address = (uint8_t *)(uintptr_t)pointer;
@@ -338,15 +448,18 @@ static CUresult set_access(CUdeviceptr pointer, size_t bytes, const CUmemAccessD
     size_t all = 0;
     pthread_mutex_lock(&lock);
     LIST_FOREACH (place, &mapped, link)
-        if (address <= place->address && place->address + place->bytes <= address + bytes)
+        if (address <= place->address && place->address + place->bytes <= address + bytes &&
+            place->allocation->device == access->location.id) /* there are no peers */
             all += place->bytes;
     struct place *room = find_reserved(address, bytes);
     bool good = room && all == bytes && /* it is mapped, from one end to the other */
                 !mprotect(room->seen + (address - room->address), bytes,
                           writable ? PROT_READ | PROT_WRITE : PROT_READ);
     LIST_FOREACH (place, &mapped, link)
-        if (good && address <= place->address && place->address + place->bytes <= address + bytes)
+        if (good && address <= place->address && place->address + place->bytes <= address + bytes) {
+            place->allowed = true;
             place->writable = writable;
+        }
     pthread_mutex_unlock(&lock);
     return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -361,36 +474,42 @@ static CUresult get_info(size_t *free_out, size_t *total_out)
     return CUDA_SUCCESS;
 }
 
-/* Plain memory: its size lies before it. */
-#define HEAD 4096u
-
 static CUresult allocate(CUdeviceptr *pointer_out, size_t bytes)
 {
     ENTER_CONTEXT("cuMemAlloc");
     pthread_mutex_lock(&lock);
     bool fits = bytes && charge(bytes);
     pthread_mutex_unlock(&lock);
-    uint8_t *area = fits ? aligned_alloc(4096, HEAD + (bytes + 4095) / 4096 * 4096) : NULL;
-    if (!area)
+    uint8_t *area = fits ? aligned_alloc(4096, (bytes + 4095) / 4096 * 4096) : NULL;
+    struct place *place = area ? malloc(sizeof *place) : NULL;
+    if (!place)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    memset(area + HEAD, 0xdb, bytes);
-    memcpy(area, &bytes, sizeof bytes);
-    *pointer_out = (uintptr_t)(area + HEAD);
+    memset(area, 0xdb, bytes);
+    *place = (struct place){.address = area, .bytes = bytes, .device = standin_device()};
+    pthread_mutex_lock(&lock);
+    LIST_INSERT_HEAD(&plain, place, link);
+    pthread_mutex_unlock(&lock);
+    *pointer_out = (uintptr_t)area;
     return CUDA_SUCCESS;
 }
 
 static CUresult free_memory(CUdeviceptr pointer)
 {
-    uint8_t *area = (uint8_t *)(uintptr_t)pointer - HEAD;
-    size_t bytes;
+    struct place *place;
 
     ENTER_CONTEXT("cuMemFree");
     standin_wait_for_all();
-    memcpy(&bytes, area, sizeof bytes);
     pthread_mutex_lock(&lock);
-    used -= bytes;
+    LIST_FOREACH (place, &plain, link)
+        if ((uintptr_t)place->address == pointer)
+            break;
+    if (!place)
+        standin_misused("memory is freed that there is not, or not any more");
+    LIST_REMOVE(place, link);
+    used -= place->bytes;
     pthread_mutex_unlock(&lock);
-    free(area);
+    free(place->address);
+    free(place);
     return CUDA_SUCCESS;
 }
 

@@ -22,9 +22,11 @@ struct CUstream_st {
     pthread_cond_t changed;
     pthread_t thread;
     STAILQ_HEAD(, standin_work) queue;
-    bool busy, stop, capturing, globally;
-    bool apart;       /* it waits for no other, and nobody for it: CU_STREAM_NON_BLOCKING */
-    uint64_t working; /* the number of what it is at */
+    bool busy, capturing, globally;
+    bool gone;                          /* destroyed: what it was given before it still does. It stays here */
+    bool apart;                         /* it waits for no other, and nobody for it: CU_STREAM_NON_BLOCKING */
+    const struct standin_work *current; /* what it is at, while busy */
+    CUcontext context;                  /* NULL: it is the default stream, of each */
     LIST_ENTRY(CUstream_st) link;
 };
 
@@ -41,9 +43,16 @@ bool standin_has_context(void)
     return depth > 0;
 }
 
+CUdevice standin_device(void)
+{
+    return depth ? (CUdevice)(stack[depth - 1] - contexts) + STANDIN_FIRST_DEVICE : -1;
+}
+
 static CUresult retain(CUcontext *context_out, CUdevice device)
 {
     ENTER("cuDevicePrimaryCtxRetain");
+    if (!standin_is_device(device))
+        return CUDA_ERROR_INVALID_DEVICE;
     const char *path = device == STANDIN_FIRST_DEVICE + 1 ? standin_word("stuck") : NULL;
     while (path && !access(path, F_OK))
         usleep(1000);
@@ -55,6 +64,8 @@ static CUresult retain(CUcontext *context_out, CUdevice device)
 static CUresult release(CUdevice device)
 {
     ENTER("cuDevicePrimaryCtxRelease");
+    if (!standin_is_device(device))
+        return CUDA_ERROR_INVALID_DEVICE;
     if (!contexts[device - STANDIN_FIRST_DEVICE].retained)
         return CUDA_ERROR_INVALID_CONTEXT;
     contexts[device - STANDIN_FIRST_DEVICE].retained--;
@@ -142,9 +153,10 @@ static bool is_free(const struct standin_work *work)
     return true;
 }
 
-static void run(struct standin_work *work)
+static void run(const struct standin_work *work)
 {
     void *arguments[GAIA_KERNEL_PARAMETERS_MAX];
+    uint64_t seen[GAIA_KERNEL_PARAMETERS_MAX];
 
     if (is_free(work))
         return;
@@ -165,8 +177,8 @@ static void run(struct standin_work *work)
     case KERNEL:
         for (size_t i = 0; i < GAIA_KERNEL_PARAMETERS_MAX; i++) {
             bool unused;
-            work->arguments[i] = (uintptr_t)standin_see((void *)(uintptr_t)work->arguments[i], 1, &unused);
-            arguments[i] = &work->arguments[i];
+            seen[i] = (uintptr_t)standin_see((void *)(uintptr_t)work->arguments[i], 1, &unused);
+            arguments[i] = &seen[i];
         }
         standin_run_kernel(work, arguments);
         break;
@@ -183,7 +195,7 @@ static bool is_behind(CUstream stream, uint64_t number)
 {
     pthread_mutex_lock(&stream->lock);
     const struct standin_work *next = STAILQ_FIRST(&stream->queue);
-    bool behind = stream->busy ? stream->working < number : next && next->number < number;
+    bool behind = stream->busy ? stream->current->number < number : next && next->number < number;
     pthread_mutex_unlock(&stream->lock);
     return behind;
 }
@@ -210,7 +222,7 @@ static void *serve(void *argument)
     pthread_mutex_lock(&stream->lock);
     for (;;) {
         struct standin_work *work = STAILQ_FIRST(&stream->queue);
-        if (!work && stream->stop)
+        if (!work && stream->gone)
             break;
         if (!work) {
             pthread_cond_wait(&stream->changed, &stream->lock);
@@ -218,14 +230,14 @@ static void *serve(void *argument)
         }
         STAILQ_REMOVE_HEAD(&stream->queue, link);
         stream->busy = true;
-        stream->working = work->number;
+        stream->current = work;
         pthread_mutex_unlock(&stream->lock);
         while (!stream->apart && must_wait(stream, work->number))
             usleep(100);
         run(work);
-        free(work);
         pthread_mutex_lock(&stream->lock);
         stream->busy = false;
+        free(work);
         pthread_cond_broadcast(&stream->changed);
     }
     pthread_mutex_unlock(&stream->lock);
@@ -252,12 +264,75 @@ static CUstream new_stream(bool apart)
     return stream;
 }
 
+static bool is_handle(CUstream stream)
+{
+    return stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+}
+
+/* streams_lock held. */
+static void expect(CUstream stream)
+{
+    CUstream one;
+
+    LIST_FOREACH (one, &streams, link)
+        if (one == stream && !stream->gone)
+            return;
+    standin_misused("a stream that there is not, or not any more");
+}
+
+CUresult standin_expect_own(CUstream stream)
+{
+    pthread_mutex_lock(&streams_lock);
+    if (is_handle(stream))
+        expect(stream);
+    bool own = !is_handle(stream) || stream->context == stack[depth - 1];
+    pthread_mutex_unlock(&streams_lock);
+    return own ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static bool overlaps(const void *one, size_t one_bytes, const void *other, size_t other_bytes)
+{
+    return (const char *)one < (const char *)other + other_bytes &&
+           (const char *)other < (const char *)one + one_bytes;
+}
+
+static bool uses(const struct standin_work *work, const void *address, size_t bytes)
+{
+    bool is_argument = false;
+
+    if (work->what == COPY || work->what == SET)
+        return overlaps(work->to, work->bytes, address, bytes) ||
+               (work->from && overlaps(work->from, work->bytes, address, bytes));
+    for (unsigned i = 0; work->what == KERNEL && i < work->kernel->parameters; i++)
+        is_argument |= overlaps((void *)(uintptr_t)work->arguments[i], 1, address, bytes);
+    return is_argument;
+}
+
+bool standin_in_use(const void *address, size_t bytes)
+{
+    const struct standin_work *work;
+    CUstream stream;
+    bool used = false;
+
+    pthread_mutex_lock(&streams_lock);
+    LIST_FOREACH (stream, &streams, link) {
+        pthread_mutex_lock(&stream->lock);
+        used |= stream->busy && uses(stream->current, address, bytes);
+        STAILQ_FOREACH (work, &stream->queue, link)
+            used |= uses(work, address, bytes);
+        pthread_mutex_unlock(&stream->lock);
+    }
+    pthread_mutex_unlock(&streams_lock);
+    return used;
+}
+
 static CUstream find(CUstream stream)
 {
     pthread_mutex_lock(&streams_lock);
     if ((!stream || stream == CU_STREAM_LEGACY) && !standard)
         standard = new_stream(false);
     stream = stream && stream != CU_STREAM_LEGACY ? stream : standard;
+    expect(stream);
     pthread_mutex_unlock(&streams_lock);
     return stream;
 }
@@ -292,24 +367,23 @@ static CUresult stream_create(CUstream *stream_out, unsigned flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&streams_lock);
     *stream_out = new_stream(flags & CU_STREAM_NON_BLOCKING);
+    (*stream_out)->context = stack[depth - 1];
     pthread_mutex_unlock(&streams_lock);
     return CUDA_SUCCESS;
 }
 
+/* It waits for nothing. */
 static CUresult stream_destroy(CUstream stream)
 {
     ENTER_CONTEXT("cuStreamDestroy");
     pthread_mutex_lock(&streams_lock);
-    LIST_REMOVE(stream, link);
-    pthread_mutex_unlock(&streams_lock);
+    expect(stream);
     pthread_mutex_lock(&stream->lock);
-    stream->stop = true;
+    stream->gone = true;
     pthread_cond_broadcast(&stream->changed);
     pthread_mutex_unlock(&stream->lock);
-    pthread_join(stream->thread, NULL);
-    pthread_cond_destroy(&stream->changed);
-    pthread_mutex_destroy(&stream->lock);
-    free(stream);
+    pthread_mutex_unlock(&streams_lock);
+    pthread_detach(stream->thread);
     return CUDA_SUCCESS;
 }
 
@@ -318,7 +392,14 @@ static bool is_default(CUstream stream)
     return !stream || stream == CU_STREAM_LEGACY;
 }
 
-/* Streams that go meanwhile are no concern of who waits for what was there before. */
+static bool is_idle(CUstream stream)
+{
+    pthread_mutex_lock(&stream->lock);
+    bool idle = !stream->busy && STAILQ_EMPTY(&stream->queue);
+    pthread_mutex_unlock(&stream->lock);
+    return idle;
+}
+
 static void wait_for_all(bool those_apart)
 {
     CUstream all[64];
@@ -327,7 +408,7 @@ static void wait_for_all(bool those_apart)
 
     pthread_mutex_lock(&streams_lock);
     LIST_FOREACH (stream, &streams, link)
-        if ((those_apart || !stream->apart) && n < sizeof all / sizeof all[0])
+        if ((those_apart || !stream->apart) && !is_idle(stream) && n < sizeof all / sizeof all[0])
             all[n++] = stream;
     pthread_mutex_unlock(&streams_lock);
     while (n)
@@ -349,7 +430,7 @@ static CUresult stream_synchronize(CUstream stream)
     if (is_default(stream))
         wait_for_all(false);
     else if (stream != CU_STREAM_PER_THREAD) /* nothing here is put into it */
-        wait_for(stream); /* also where it fails: a stream whose work failed does nothing more */
+        wait_for(find(stream)); /* also where it fails: a stream whose work failed does nothing more */
     ENTER("cuStreamSynchronize");
     return CUDA_SUCCESS;
 }
@@ -392,18 +473,13 @@ static CUresult stream_query(CUstream stream)
     ENTER_CONTEXT("cuStreamQuery");
     if (stream == CU_STREAM_PER_THREAD) /* nothing here is put into it */
         return CUDA_SUCCESS;
-    stream = find(stream);
-    pthread_mutex_lock(&stream->lock);
-    bool ready = !stream->busy && STAILQ_EMPTY(&stream->queue);
-    pthread_mutex_unlock(&stream->lock);
-    return ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return is_idle(find(stream)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 static CUresult is_capturing(CUstream stream, int *status_out)
 {
     ENTER_CONTEXT("cuStreamIsCapturing");
-    bool is_handle = !is_default(stream) && stream != CU_STREAM_PER_THREAD;
-    *status_out = is_handle && stream->capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
+    *status_out = is_handle(stream) && find(stream)->capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
     return is_default(stream) && is_captured() ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
 
@@ -412,13 +488,31 @@ static CUresult launch_host(CUstream stream, CUhostFn function, void *context)
     ENTER_CONTEXT("cuLaunchHostFunc");
     if (is_default(stream) && is_captured())
         return spoil(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    CUresult error = standin_expect_own(stream);
+    if (error != CUDA_SUCCESS)
+        return error;
     standin_put(stream, &(struct standin_work){.what = HOST, .function = function, .context = context});
     return CUDA_SUCCESS;
+}
+
+/* Of a copy into a stream. A driver looks at its memory at once, and goes by what is mapped now. */
+static CUresult check_copy(CUstream stream, CUdeviceptr device_side, size_t bytes)
+{
+    CUresult error = standin_expect_own(stream);
+
+    if (error != CUDA_SUCCESS || standin_number("free", -1) >= 0)
+        return error;
+    return bytes && standin_reaches((void *)(uintptr_t)device_side, bytes, standin_device())
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemcpyHtoDAsync");
+    CUresult error = check_copy(stream, to, bytes);
+    if (error != CUDA_SUCCESS)
+        return error;
     standin_put(
         stream,
         &(struct standin_work){
@@ -429,6 +523,9 @@ static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream
 static CUresult copy_out(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemcpyDtoHAsync");
+    CUresult error = check_copy(stream, from, bytes);
+    if (error != CUDA_SUCCESS)
+        return error;
     standin_put(stream, &(struct standin_work){
                             .what = COPY, .to = to, .from = (void *)(uintptr_t)from, .bytes = bytes});
     return CUDA_SUCCESS;
@@ -437,6 +534,9 @@ static CUresult copy_out(void *to, CUdeviceptr from, size_t bytes, CUstream stre
 static CUresult set(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemsetD8Async");
+    CUresult error = check_copy(stream, to, bytes);
+    if (error != CUDA_SUCCESS)
+        return error;
     standin_put(stream, &(struct standin_work){
                             .what = SET, .to = (void *)(uintptr_t)to, .value = value, .bytes = bytes});
     return CUDA_SUCCESS;

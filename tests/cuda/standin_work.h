@@ -30,6 +30,8 @@ struct standin_work {
 
 /* Behind what the stream has to do already; the work is copied. NULL: the default stream. */
 void standin_put(CUstream stream, const struct standin_work *work);
+/* For what goes into a stream: it must be there, and of the thread's context. */
+CUresult standin_expect_own(CUstream stream);
 /* Runs a work of what KERNEL, on these arguments, to its end. */
 void standin_run_kernel(const struct standin_work *work, void *const *arguments);
 
