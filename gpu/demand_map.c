@@ -151,8 +151,11 @@ static CUresult prepare(struct demand_map *map)
     error = api->cuModuleGetFunction(&map->flush, map->module, "gaia_demand_flush");
     if (error == CUDA_SUCCESS)
         error = api->cuModuleGetFunction(&map->drop, map->module, "gaia_demand_drop");
-    if (error == CUDA_SUCCESS)
+    if (error == CUDA_SUCCESS) {
         error = api->cuStreamCreate(&map->stream, CU_STREAM_NON_BLOCKING);
+        if (error != CUDA_SUCCESS)
+            map->stream = NULL;
+    }
     if (error == CUDA_SUCCESS)
         error = allocate(map);
     return error == CUDA_SUCCESS ? start_device(map) : error;

@@ -51,8 +51,11 @@ static CUresult prepare(struct home_gpu *gpu)
         error = api->cuMemGetAllocationGranularity(&gpu->granularity, &properties,
                                                    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
     gpu->windows = find_windows(gpu);
-    if (error == CUDA_SUCCESS)
+    if (error == CUDA_SUCCESS) {
         error = api->cuStreamCreate(&gpu->stream, CU_STREAM_NON_BLOCKING);
+        if (error != CUDA_SUCCESS)
+            gpu->stream = NULL;
+    }
     if (error == CUDA_SUCCESS)
         error = gpu_lanes_open(gpu);
     if (error == CUDA_SUCCESS)
@@ -62,6 +65,8 @@ static CUresult prepare(struct home_gpu *gpu)
     if (error == CUDA_SUCCESS) {
         gpu->host = host;
         error = api->cuMemAlloc(&gpu->staging, bytes);
+        if (error != CUDA_SUCCESS)
+            gpu->staging = 0;
     }
     return error;
 }

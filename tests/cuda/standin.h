@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "gpu/cuda_api.h"
 
@@ -55,6 +56,8 @@ bool standin_is_device(CUdevice device);
 /* A caller's mistake that a driver would not survive, or hide until much later: says which, and ends the
  * program. */
 __attribute__((noreturn)) void standin_misused(const char *what);
+/* What a call's output is unless it succeeds: after an error nobody may use it. */
+#define STANDIN_NOTHING ((uintptr_t)0xdbdbdbdbdbdbdb00)
 /* Whether a GPU reaches all of this memory, by itself: it is the GPU's, and mapped for it. */
 bool standin_reaches(const void *address, size_t bytes, CUdevice device);
 /* The GPU whose memory is at this address, or -1: none's. */

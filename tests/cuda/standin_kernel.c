@@ -64,6 +64,7 @@ void standin_run_kernel(const struct standin_work *work, void *const *arguments)
 
 static CUresult load_module(CUmodule *module_out, const void *image)
 {
+    *module_out = (CUmodule)STANDIN_NOTHING;
     ENTER_CONTEXT("cuModuleLoadData");
     const char *target = strstr(image, ".target sm_");
     if (!strstr(image, ".version ") || !target)
@@ -98,6 +99,7 @@ static CUresult get_function(CUfunction *function_out, CUmodule module, const ch
     const struct gaia_kernel *kernel = gaia_kernel_find(name);
     char entry[96];
 
+    *function_out = (CUfunction)STANDIN_NOTHING;
     ENTER_CONTEXT("cuModuleGetFunction");
     snprintf(entry, sizeof entry, ".entry %s(", name);
     kernel = kernel ? kernel : paging_kernel_find(name);

@@ -138,6 +138,7 @@ static CUresult create(CUmemGenericAllocationHandle *handle_out, size_t bytes,
 {
     size_t unit;
 
+    *handle_out = STANDIN_NOTHING;
     ENTER("cuMemCreate");
     if (flags || !bytes || granularity(&unit, properties, 0) || bytes % unit ||
         properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
@@ -199,6 +200,7 @@ static CUresult import_handle(CUmemGenericAllocationHandle *handle_out, void *os
 {
     struct stat st;
 
+    *handle_out = STANDIN_NOTHING;
     ENTER("cuMemImportFromShareableHandle");
     int fd = (int)(intptr_t)os_handle;
     CUdevice device = device_of(fd);
@@ -255,6 +257,7 @@ static uint8_t *reserve_memory(size_t bytes)
 static CUresult reserve(CUdeviceptr *pointer_out, size_t bytes, size_t alignment, CUdeviceptr wish,
                         unsigned long long flags)
 {
+    *pointer_out = STANDIN_NOTHING;
     ENTER("cuMemAddressReserve");
     if (!bytes || bytes % STANDIN_GRANULARITY || alignment || wish || flags)
         return CUDA_ERROR_INVALID_VALUE;
@@ -476,6 +479,7 @@ static CUresult get_info(size_t *free_out, size_t *total_out)
 
 static CUresult allocate(CUdeviceptr *pointer_out, size_t bytes)
 {
+    *pointer_out = STANDIN_NOTHING;
     ENTER_CONTEXT("cuMemAlloc");
     pthread_mutex_lock(&lock);
     bool fits = bytes && charge(bytes);
@@ -518,12 +522,15 @@ static struct place last_pinned;
 static CUresult host_alloc(void **pointer_out, size_t bytes, unsigned flags)
 {
     (void)flags;
+    *pointer_out = (void *)STANDIN_NOTHING;
     ENTER_CONTEXT("cuMemHostAlloc");
     bytes = (bytes + 4095) / 4096 * 4096;
-    *pointer_out = aligned_alloc(4096, bytes);
-    if (*pointer_out)
-        last_pinned = (struct place){.address = *pointer_out, .bytes = bytes};
-    return *pointer_out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    void *area = aligned_alloc(4096, bytes);
+    if (!area)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    last_pinned = (struct place){.address = area, .bytes = bytes};
+    *pointer_out = area;
+    return CUDA_SUCCESS;
 }
 
 /* "exits=MS": the process ends, and the driver takes back the memory that it gave last, as a real one does

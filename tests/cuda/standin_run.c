@@ -50,6 +50,7 @@ CUdevice standin_device(void)
 
 static CUresult retain(CUcontext *context_out, CUdevice device)
 {
+    *context_out = (CUcontext)STANDIN_NOTHING;
     ENTER("cuDevicePrimaryCtxRetain");
     if (!standin_is_device(device))
         return CUDA_ERROR_INVALID_DEVICE;
@@ -362,6 +363,7 @@ static void wait_for(CUstream stream)
 
 static CUresult stream_create(CUstream *stream_out, unsigned flags)
 {
+    *stream_out = (CUstream)STANDIN_NOTHING;
     ENTER_CONTEXT("cuStreamCreate");
     if (flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
         return CUDA_ERROR_INVALID_VALUE;

@@ -181,6 +181,21 @@ def test_the_daemons_driver_fails_at_a_map(gpu, name, error, expected):
     assert read_file(path)[PAGE] == content[PAGE] ^ 1
 
 
+@only_here
+@pytest.mark.whole
+@pytest.mark.parametrize("name, calls", [("cuStreamCreate", 18), ("cuMemAlloc", 2), ("cuMemHostAlloc", 2)])
+def test_a_gpu_is_set_up_call_by_call(gpu, name, calls):
+    """What a call that fails leaves as its output is nothing that could be given back."""
+    m = gpu.mount()
+    program = gpu.agent()
+    program.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device('cuda:0')", path=make(m, bytes(PAGE)))
+    for count in range(1, calls + 1):
+        gpu.fail(name, count, 2)
+        assert program("error_of(dev.mmap, fd, PAGE)") == errno.ENOMEM and gpu.failed(), count
+    gpu.heal()
+    assert program("error_of(dev.mmap, fd, PAGE)") == 0
+
+
 @pytest.mark.parametrize("call", ["map.release()", "map.acquire()", "content = os.pread(fd, PAGE, 3 * PAGE)"])
 @pytest.mark.parametrize("name, sticky", [("cuLaunchKernel", False), ("cuMemcpyDtoHAsync", False),
                                           ("cuMemcpyHtoDAsync", False), ("cuStreamSynchronize", False), ("*", True)])
