@@ -7,6 +7,7 @@
  * memory=N      bytes of a GPU that this process can allocate
  * handles=N     pieces of memory that it can have for others at a time
  * slow=N        microseconds that a copy to the GPU takes longer
+ * while=PATH    it does as long as there is such a file
  * late=N        microseconds after which what cuMemcpyHtoD() copies arrives: it has returned then, as a
  *               real one has when it copies 64 KiB or less of memory that is not pinned
  * free=N        a GPU that takes no time, to see what the rest costs: copies of 64 KiB or more, memsets and

@@ -154,6 +154,15 @@ static bool is_free(const struct standin_work *work)
     return true;
 }
 
+static void be_slow(void)
+{
+    long long slow = standin_number("slow", 0);
+    const char *path = standin_word("while");
+
+    if (slow && (!path || !access(path, F_OK))) /* even a sleep of nothing takes 50 us */
+        usleep((useconds_t)slow);
+}
+
 static void run(const struct standin_work *work)
 {
     void *arguments[GAIA_KERNEL_PARAMETERS_MAX];
@@ -165,8 +174,8 @@ static void run(const struct standin_work *work)
     case COPY:
         if (work->owned)
             usleep((useconds_t)standin_number("late", 0));
-        if (work->is_slow && standin_number("slow", 0)) /* else even a sleep of nothing takes 50 us */
-            usleep((useconds_t)standin_number("slow", 0));
+        if (work->is_slow)
+            be_slow();
         if (!move(work->to, work->from, 0, work->bytes))
             abort();
         free(work->owned);

@@ -10,7 +10,7 @@ import pytest
 import helpers
 from conftest import not_in_the_gate
 from gpu_fixture import MAP, gpu, make, only_here  # noqa: F401
-from helpers import PAGE, agents, read_file, write_at  # noqa: F401
+from helpers import PAGE, agents, read_file, write_at, write_file  # noqa: F401
 from nodes import cluster  # noqa: F401
 
 MIB = 1 << 20
@@ -63,12 +63,15 @@ def test_the_end_with_a_gpu_that_is_lost(gpu, name):
 
 
 @pytest.fixture
-def held_up(cluster, agents, monkeypatch):
-    """A file of which an acquire on another node takes 10 s, all of them with its lock; programs that map it meanwhile."""
+def held_up(cluster, agents, monkeypatch, workdir):
+    """A file of which an acquire on another node takes 10 s, all of them with its lock; programs that map it meanwhile. When
+    that has been seen nothing is slow any more: a daemon waits ten seconds for what programs have left to it, and no longer."""
     monkeypatch.setenv("LD_LIBRARY_PATH", helpers.cuda_standin())
+    slow = os.path.join(workdir, "slow")
+    write_file(slow, b"")
     n = cluster(2, "timeout=0", only=[])
-    n.mount(0, env={"STANDIN_CUDA": f"slow=1000000,{COPIED}"})
-    n.mount(1, "timeout=0", env={"STANDIN_CUDA": f"slow=400000,{COPIED}"})
+    n.mount(0, env={"STANDIN_CUDA": f"slow=1000000,while={slow},{COPIED}"})
+    n.mount(1, "timeout=0", env={"STANDIN_CUDA": f"slow=400000,while={slow},{COPIED}"})
     n.make(os.urandom(64 * MIB), "X", home=0)
     for name in "Z", "W":
         n.make(os.urandom(8 * PAGE), name, home=0)
@@ -94,6 +97,7 @@ def held_up(cluster, agents, monkeypatch):
             assert all(program.busy() for program in programs), "the lock was taken too late to hold up anybody"
             far.finish()
             assert time.monotonic() - begun > 4, "too fast to hold up anybody"
+            os.unlink(slow)
             for program in programs:
                 program.finish()
             assert far("map[:]") == data
