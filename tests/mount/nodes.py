@@ -118,11 +118,15 @@ def served(m, op):
     return statistics(m.mnt)["nodes"]["served"].get(op, 0)
 
 
-def tracked_by_all(nodes, name="f"):
-    """An open file is known as tracked everywhere: what is promised of tracked files holds from here on."""
+def tracked_by_all(nodes, *names):
+    """Open files ("f") are known as tracked everywhere: what is promised of tracked files holds from here on."""
     def done():
-        modes = [{o["mode"] for o in statistics(m.mnt)["open"] if o["path"] == name} for m in nodes]
-        return all(mode <= {"tracked"} for mode in modes) and any(modes)
+        opened = [statistics(m.mnt)["open"] for m in nodes]
+        for name in names or ("f",):
+            modes = [{o["mode"] for o in some if o["path"] == name} for some in opened]
+            if not any(modes) or not all(mode <= {"tracked"} for mode in modes):
+                return False
+        return True
     wait_until(done, what="tracked everywhere")
 
 

@@ -361,8 +361,7 @@ def test_what_a_kernel_has_written_is_no_store_of_its_mapping(cluster, agents, f
                          path=nodes.path(number, "held"), count=DROPPERS)
     writer.agent.do("dev = gaia.Device('soft:0')\nmaps = [dev.mmap(one, PAGE) for one in held]")
     tracked_by_all(nodes[:2], "f")
-    for number in range(DROPPERS):
-        tracked_by_all([nodes[0], nodes[2]], f"held{number}")
+    tracked_by_all([nodes[0], nodes[2]], *(f"held{number}" for number in range(DROPPERS)))
     landed = 0
     for _ in range(20):
         landed += write_over_each_other(nodes, holder, other, writer, still, content)
