@@ -302,6 +302,7 @@ def test_deleted_files_are_forgotten(cluster, agents):
         assert served(nodes[number], "unfollow") == count
 
 
+@pytest.mark.limit(200)  # ninety times gaiactl, which ASan makes slow to start
 def test_what_is_tracked_again_is_followed_again(cluster, agents):
     """Also when the end of the last time is told beside the begin of this one."""
     nodes = cluster(3)
