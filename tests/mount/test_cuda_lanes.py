@@ -18,6 +18,7 @@ COPIED = "cannot=118"  # no windows: test_cuda_broken.py
 
 
 @only_here
+@pytest.mark.limit(180)  # half a minute of copies of a tenth of a second, and 48 programs
 @pytest.mark.parametrize("first", [pytest.param(1, marks=not_in_the_gate), 50])
 def test_a_context_that_can_not_be_entered(gpu, first):
     """At any call of a map: a copy that is under way then comes to its end before its memory is another's."""
