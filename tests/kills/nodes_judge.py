@@ -36,15 +36,25 @@ def read_log(path, worker):
 
 
 class Cells:
-    """Of each cell the numbers of its stores, when each had begun, and from when on which was firm."""
+    """Of each cell the numbers of its stores, when each had begun, and from when on which was firm. rewrites: of each file (worker, from,
+    to), in which that worker wrote all of it again: what another had stored and not synced may have been undone by it."""
 
     def __init__(self, rough):
-        self.rough = rough
+        self.rough, self.rewrites = rough, collections.defaultdict(list)
         self.begun = collections.defaultdict(list)  # (file, cell) -> [(number, begin)], both rise
         self.firm = collections.defaultdict(list)   # (file, cell) -> [(end of the sync, number)], both rise
 
     def in_rough_times(self, begin, end):
         return any(begin < until and since < end for since, until in self.rough)
+
+    def may_be_undone(self, worker, file, begin, end):
+        return self.in_rough_times(begin, end) or any(other != worker and begin < until and since < end
+                                                      for other, since, until in self.rewrites[file])
+
+    def note_rewrites(self, calls):
+        for call in calls:
+            if call.kind == "rewrite":
+                self.rewrites[call.file].append((call.worker, call.begin, call.end))
 
     def note_writer(self, calls):
         """All of one writer's."""
@@ -64,14 +74,16 @@ class Cells:
                 self.begun[key].append((call.number, call.begin))
                 waiting.pop(key, None)
                 if good and call.more.get("syncs"):
-                    self.make_firm(key, call.number, call.begin, call.end)
+                    self.make_firm(call, key, call.number, call.begin)
                 elif good:
                     waiting[key] = [call.more["way"], call.number, call.begin, call.end, None]
         mine = [key for key in waiting if key[0] == call.file]
-        if call.more.get("syncs") and not good:  # as a sync that has failed
-            for key in mine:
+        # As a sync that has failed. An acquire has the kernel write back, and what it says of that the kernel tells nobody once more who has
+        # the same open file, of which the mapping is.
+        if not good and (call.more.get("syncs") or call.kind == "acquire"):
+            mine = [key for key in mine if call.kind == "acquire" and waiting[key][0] == DEVICE]
+            for key in [key for key in waiting if key[0] == call.file and key not in mine]:
                 del waiting[key]
-            return
         if call.kind in ("release", "acquire", "gaia_msync", "device", "map", "unmap") or (call.kind == "store" and not good):
             for key in mine:
                 of = waiting[key]
@@ -88,11 +100,11 @@ class Cells:
                     waiting.pop(key, None)
                 elif way in (WRITE, CPU) and call.kind != "gaia_msync" or way == DEVICE and released is not None:
                     del waiting[key]
-                    self.make_firm(key, number, begin, call.end)
+                    self.make_firm(call, key, number, begin)
 
-    def make_firm(self, key, number, begin, end):
-        if not self.in_rough_times(begin, end):
-            self.firm[key].append((end, number))
+    def make_firm(self, sync, key, number, begin):
+        if not self.may_be_undone(sync.worker, sync.file, begin, sync.end):
+            self.firm[key].append((sync.end, number))
 
     def least(self, key, when):
         """The last number that was firm by then."""
@@ -128,11 +140,12 @@ class Judge:
         self.problems, self.looked, self.errors = [], 0, collections.Counter()
         self.cells = Cells(rough)
         self.cells.workers = workers
-        self.calls = []
+        self.logs, self.calls = [], []
 
     def add(self, path, worker):
         calls = read_log(path, worker)
-        self.cells.note_writer(calls)
+        self.cells.note_rewrites(calls)
+        self.logs.append(calls)
         self.calls += calls
 
     def problem(self, text):
@@ -146,6 +159,8 @@ class Judge:
                 self.problem(f"{what}: {name}, cell {(first + at) // CELL} (page {(first + at) // PAGE}): {wrong}")
 
     def judge_calls(self):
+        for calls in self.logs:
+            self.cells.note_writer(calls)
         for call in self.calls:
             if call.error:
                 self.errors[call.kind, call.error] += 1
