@@ -289,15 +289,16 @@ void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file
 }
 
 /* RWF_DSYNC or RWF_SYNC of this WRITE alone; what a descriptor is opened with, its backing one has, too, but
- * not handle_page_fd()'s, nor the one that a home elsewhere writes through. For direct I/O alone: after it
- * the kernel sends no FSYNC. It does so after others, and keeps the pages of those locked until the answer: a
- * sync within it would wait for a page that is to be dropped, as another node has changed it. */
+ * not handle_page_fd()'s, nor the one that a home elsewhere writes through. For direct I/O alone, and what
+ * else goes past the kernel's cache: after it the kernel sends no FSYNC. It does so after others, and keeps
+ * the pages of those locked until the answer: a sync within it would wait for a page that is to be dropped,
+ * as another node has changed it. */
 static bool wants_sync(const struct handle *handle, int fd, const struct fuse_file_info *fi,
                        const struct cache_file *file)
 {
     bool direct = fi->flags & O_DIRECT || handle->uncached, far = file && cache_file_is_far(file);
 
-    return direct && !fi->writepage && fi->flags & O_DSYNC &&
+    return (direct || handle->asks) && !fi->writepage && fi->flags & O_DSYNC &&
            (far || fd != handle->fd || !(handle->flags & O_DSYNC));
 }
 

@@ -526,3 +526,15 @@ def test_a_write_that_asks_to_be_durable(failing, fds, flags, wish, row):
         with failing.failing(row):
             assert write_async(fd, page, wish) == -errno.EIO
         assert write_async(fd, page, wish) == PAGE  # written again, and synced
+
+
+@pytest.mark.parametrize("wish, row", [(os.RWF_DSYNC, "fdatasync"), (os.RWF_SYNC, "fsync")], ids=["dsync", "sync"])
+def test_an_append_that_asks_to_be_durable(mount, workdir, monkeypatch, wish, row):
+    """Of a file that the kernel passes through: appends come to the daemon, and the kernel asks for no fsync after them."""
+    f = Failing(mount, workdir, monkeypatch, "passthrough=all")
+    if not helpers.statistics(f.mount.mnt)["passthrough"]:
+        pytest.skip(f"no passthrough with Linux {os.uname().release}")
+    with open(f.path, "ab", buffering=0) as file:
+        assert os.pwritev(file.fileno(), [b"first"], 0, wish) == 5
+        with f.failing(row):
+            assert error_of(os.pwritev, file.fileno(), [b"lost"], 0, wish) == errno.EIO
