@@ -329,25 +329,31 @@ static bool may_change(enum node_op op)
            (op >= NODE_READ && op <= NODE_FALLOCATE);
 }
 
+/* Those of NODE_IO: the others may wait for a kernel, or for a client, that waits for one of them. */
+static enum nodes_change kind_of(enum node_op op)
+{
+    return op == NODE_CLOSE || op >= NODE_READ ? CHANGE_OF_IO : CHANGE_THAT_WAITS;
+}
+
 /* False: this node's sessions are about to be closed, this one has been, and the answer goes nowhere. The
  * agent asks the next home. */
-static bool begin_change(struct home_session *agent)
+static bool begin_change(struct home_session *agent, enum nodes_change kind)
 {
     struct nodes *nodes = agent->nodes;
 
     pthread_mutex_lock(&nodes->lock);
-    bool may = !nodes->closes;
-    nodes->changing += may;
+    bool may = kind >= nodes->closes;
+    nodes->changing[kind] += may;
     pthread_mutex_unlock(&nodes->lock);
     while (!may && !call_session_error(agent->session))
         usleep(1000);
     return may;
 }
 
-static void end_change(struct nodes *nodes)
+static void end_change(struct nodes *nodes, enum nodes_change kind)
 {
     pthread_mutex_lock(&nodes->lock);
-    if (!--nodes->changing && nodes->closes)
+    if (!--nodes->changing[kind] && nodes->closes)
         pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);
 }
@@ -358,9 +364,11 @@ void home_changes_end(struct nodes *nodes)
     int late = 0;
 
     pthread_mutex_lock(&nodes->lock);
-    nodes->closes = true;
-    while (nodes->changing && !late)
-        late = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &until);
+    for (unsigned kind = 0; kind < CHANGE_KINDS; kind++) {
+        nodes->closes = kind + 1;
+        while (nodes->changing[kind] && !late)
+            late = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &until);
+    }
     pthread_mutex_unlock(&nodes->lock);
 }
 
@@ -411,10 +419,11 @@ int home_serve(struct home_session *agent, enum node_op op, const struct node_re
     }
     if (!may_change(op))
         return serve(agent, op, request, reply);
-    if (!begin_change(agent))
+    enum nodes_change kind = kind_of(op);
+    if (!begin_change(agent, kind))
         return -EIO;
     int result = serve(agent, op, request, reply);
-    end_change(nodes);
+    end_change(nodes, kind);
     return result;
 }
 

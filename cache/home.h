@@ -54,7 +54,8 @@ int home_session_begin(struct nodes *nodes, struct call_session *session);
 void home_session_end(struct home_session *agent);
 /* What agents have begun to change comes to an end, for peer_timeout at most, and nothing else begins: the
  * sessions are about to be closed, and from then on the files have other homes, whose changes a later one
- * here would undo. */
+ * here would undo. Reads and writes begin as long as something else is under way: it may wait for a kernel
+ * that waits for one of them. */
 void home_changes_end(struct nodes *nodes);
 /* Serve a request of an agent. */
 int home_serve(struct home_session *agent, enum node_op op, const struct node_request *request,

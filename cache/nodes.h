@@ -59,6 +59,9 @@ bool nodes_stat(struct cache *cache, struct nodes_stat *stat_out);
 /* Of an operation, in small letters. */
 const char *nodes_op_name(enum node_op op);
 
+/* In the order in which they end where a home leaves: the first may wait for one of the second. */
+enum nodes_change { CHANGE_THAT_WAITS, CHANGE_OF_IO, CHANGE_KINDS };
+
 struct nodes {
     struct cache *cache;
     struct calls *calls;
@@ -104,8 +107,8 @@ struct nodes {
     uint64_t generation;                /* the highest that was given or heard of here */
     uint32_t next_number;
     bool stop;
-    unsigned changing;    /* requests of agents under way that may change what is in the data directory; */
-    bool closes;          /* no other begins: home_changes_end() */
+    unsigned changing[CHANGE_KINDS]; /* requests of agents under way that may change the data directory; */
+    unsigned closes;                 /* of so many kinds no other begins: home_changes_end() */
     _Atomic bool ending;  /* the mount is about to end: nodes that do not answer soon are not waited for */
     _Atomic bool leaving; /* no release is acknowledged any more, and no agent comes; */
     _Atomic bool settles; /* nor is a change of a file before it is on storage */

@@ -76,6 +76,19 @@ def test_what_a_home_has_begun_it_ends_before_its_sessions(reads):
     assert read_file(path)[5] == seen
 
 
+def test_what_a_home_has_begun_may_need_a_read(reads):
+    """A kernel that is to drop a page may keep it locked until it has read or written it: what is being done waits for that."""
+    plan, daemon, path, one = reads
+    leaves(daemon, one, OPS["NODE_LEAVE"])
+    plan.arm_wait(ROWS.index("fsync"), 3500, 1, 0)
+    one.do("sync_later")
+    time.sleep(2.5)  # it has left the other, and waits for the sync
+    assert daemon.proc.poll() is None and plan.landed
+    assert one.do("read") == PAGE
+    assert one.do("sync") < 0  # the sync has ended, and so have the sessions
+    daemon.proc.wait(20)
+
+
 @not_in_the_gate
 def test_a_home_that_leaves_waits_for_who_writes_back(meet):
     """Its answer to INVALIDATE takes longer than who says nothing is waited for."""

@@ -10,6 +10,7 @@
  * give_up           ends the session in which it is a home
  * opened, sync, read_end    of file 1; read: its first page is the page now
  * set INDEX VALUE   a byte of the page
+ * sync_later        as sync, and nobody waits
  * write             the page, as a kernel's write-back; write_later: 100 bytes of it, and nobody waits
  * cut BYTES, fallocate BYTES   of file 1, to that length
  * map               its first page, on a device of ours, where nothing is ever stored
@@ -144,6 +145,14 @@ static void *write_later(void *argument)
     return argument;
 }
 
+static void *sync_later(void *argument)
+{
+    struct node_request request = {.file = MEMBER_FILE};
+
+    call(home, NODE_SYNCS, NODE_SYNC, &request, sizeof request, NULL, NULL, 0);
+    return argument;
+}
+
 static void *invalidate(void *argument)
 {
     struct node_request request = {.file = opened};
@@ -235,6 +244,8 @@ static int order(const char *word, const char *path, long one, long two)
         return ask(NODE_IO, NODE_OPENED, &(struct node_request){0});
     if (!strcmp(word, "sync"))
         return ask(NODE_SYNCS, NODE_SYNC, &(struct node_request){0});
+    if (!strcmp(word, "sync_later"))
+        return -pthread_create(&thread, NULL, sync_later, NULL);
     if (!strcmp(word, "read"))
         return read_page();
     if (!strcmp(word, "read_end"))
