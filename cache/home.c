@@ -322,11 +322,11 @@ static bool needs_sure(enum node_op op)
            op == NODE_MAP_SYNC || op == NODE_ADVISE || op == NODE_LEAVE || op == NODE_ROOM;
 }
 
-/* What may write to the data directory: a READ or the end of a map collects. */
+/* What may write to the data directory: a READ, a SEEK or the end of a map collects. */
 static bool may_change(enum node_op op)
 {
     return needs_sure(op) || op == NODE_UNMAP || op == NODE_GONE || op == NODE_CLOSE || op == NODE_SYNC ||
-           (op >= NODE_READ && op <= NODE_FALLOCATE);
+           (op >= NODE_READ && op <= NODE_SEEK);
 }
 
 /* Those of NODE_IO: the others may wait for a kernel, or for a client, that waits for one of them. */
