@@ -389,12 +389,13 @@ void nodes_stop(struct cache *cache)
 
     if (!nodes || !nodes->calls)
         return;
+    /* First: as long as it beats, what waits until this node is sure goes on waiting. */
+    home_changes_end(nodes);
     pthread_mutex_lock(&nodes->lock);
     nodes->stop = true;
     pthread_cond_broadcast(&nodes->stopped);
     pthread_cond_broadcast(&nodes->untracks);
     pthread_mutex_unlock(&nodes->lock);
-    home_changes_end(nodes);
     calls_end(nodes->calls);
     nodes_meet_no_more(nodes);
     calls_close(nodes->calls);
