@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three nodes and more under a nemesis (tests/kills/nodes_run.py): a short run of each kind, and what its judge says of logs by hand."""
+import base64
 import json
 import os
 import struct
@@ -66,7 +67,6 @@ def page_with(*stores):
 
 def judged(folder, way, between, seen, kind="read", still=(), rough=()):
     """Two stores of worker 0 in one cell, the calls of `between` after the first; worker 1 looks then. The problems of the judge."""
-    import base64
     cell = cell_of(0, way)
     writer, reader = Log(folder, 0), Log(folder, 1)
     first = writer.call("store", way=way, first=cell, count=1)
@@ -109,6 +109,8 @@ ALWAYS = [(0, 1 << 60)]
     (DEVICE, ["release", "fsync"], old, "read", [], [], 1),
     (DEVICE, ["release", "map=5", "fsync"], old, "read", [], [], 1),
     (DEVICE, ["acquire=5", "fsync"], old, "read", [], [], 0),
+    (DEVICE, ["release", "acquire=5", "fsync"], old, "read", [], [], 1),
+    (CPU, ["acquire=5", "fsync"], old, "load", [], [], 0),
     (DEVICE, ["release=5", "release", "fsync"], old, "read", [], [], 0),
     (WRITE, [], lambda cell, number: [(cell, number + 7)], "read", [], ALWAYS, 1),
     (WRITE, [], lambda cell, number: [(cell, number + 1)], "read", [], ALWAYS, 1),
@@ -116,6 +118,35 @@ ALWAYS = [(0, 1 << 60)]
 def test_the_judge(workdir, way, between, seen, kind, still, rough, wrong):
     problems = judged(workdir, way, between, seen, kind, still, rough)
     assert len(problems) == wrong, problems
+
+
+@pytest.mark.parametrize("at, wrong", [(5, 1), (12, 0), (25, 0), (100, 1)])
+def test_the_judge_of_what_another_writes_again(workdir, at, wrong):
+    """Who writes all of the file beside a store, or before that is synced, may undo it."""
+    writer, other, cell = Log(workdir, 0), Log(workdir, 1), cell_of(0, CPU)
+    writer.call("store", way=CPU, first=cell, count=1, begin=10, end=14)
+    writer.call("fsync", begin=30, end=40)
+    other.call("rewrite", begin=at, end=at + 1)
+    other.call("load", begin=200, result=base64.b64encode(page_with()).decode(), page=0)
+    judge = Judge(WORKERS, {}, [])
+    for number, log in enumerate((writer, other)):
+        judge.add(log.path, number)
+    judge.judge_calls()
+    assert len(judge.problems) == wrong, judge.problems
+
+
+@pytest.mark.parametrize("error, wrong", [(0, 1), (5, 0)])
+def test_the_judge_of_a_durable_store(workdir, error, wrong):
+    """It is safe when it returns; one that fails is a sync that has failed."""
+    writer, other, cell = Log(workdir, 0), Log(workdir, 1), cell_of(0, WRITE)
+    writer.call("store", way=WRITE, first=cell, count=1, error=error, syncs=True)
+    writer.call("fsync")
+    other.call("read", begin=200, result=base64.b64encode(page_with()).decode(), page=0)
+    judge = Judge(WORKERS, {}, [])
+    for number, log in enumerate((writer, other)):
+        judge.add(log.path, number)
+    judge.judge_calls()
+    assert len(judge.problems) == wrong, judge.problems
 
 
 def test_the_judge_of_bytes_that_nobody_wrote(workdir):
@@ -139,5 +170,6 @@ def test_the_judge_of_what_is_left(workdir):
     log.call("fsync")
     judge = Judge(1 + 1, {}, [])
     judge.add(log.path, 0)
+    judge.judge_calls()
     judge.judge_files(workdir)
     assert len(judge.problems) == 4, judge.problems
