@@ -65,6 +65,14 @@ def page_with(*stores):
     return bytes(data)
 
 
+def problems_of(logs, still=None, rough=()):
+    judge = Judge(WORKERS, still or {}, list(rough))
+    for log in logs:
+        judge.add(log.path, log.number)
+    judge.judge_calls()
+    return judge.problems
+
+
 def judged(folder, way, between, seen, kind="read", still=(), rough=()):
     """Two stores of worker 0 in one cell, the calls of `between` after the first; worker 1 looks then. The problems of the judge."""
     cell = cell_of(0, way)
@@ -75,11 +83,7 @@ def judged(folder, way, between, seen, kind="read", still=(), rough=()):
         writer.call(name, error=int(error or 0))
     reader.call(kind, begin=writer.now + 5, result=base64.b64encode(page_with(*seen(cell, first))).decode(), page=0)
     writer.call("store", way=way, first=cell, count=1, begin=reader.now + 5)
-    judge = Judge(WORKERS, {1: list(still)}, list(rough))
-    for number, log in enumerate((writer, reader)):
-        judge.add(log.path, number)
-    judge.judge_calls()
-    return judge.problems
+    return problems_of([writer, reader], {1: list(still)}, rough)
 
 
 def old(_cell, _number):
@@ -128,11 +132,8 @@ def test_the_judge_of_what_another_writes_again(workdir, at, wrong):
     writer.call("fsync", begin=30, end=40)
     other.call("rewrite", begin=at, end=at + 1)
     other.call("load", begin=200, result=base64.b64encode(page_with()).decode(), page=0)
-    judge = Judge(WORKERS, {}, [])
-    for number, log in enumerate((writer, other)):
-        judge.add(log.path, number)
-    judge.judge_calls()
-    assert len(judge.problems) == wrong, judge.problems
+    problems = problems_of([writer, other])
+    assert len(problems) == wrong, problems
 
 
 @pytest.mark.parametrize("error, wrong", [(0, 1), (5, 0)])
@@ -142,11 +143,8 @@ def test_the_judge_of_a_durable_store(workdir, error, wrong):
     writer.call("store", way=WRITE, first=cell, count=1, error=error, syncs=True)
     writer.call("fsync")
     other.call("read", begin=200, result=base64.b64encode(page_with()).decode(), page=0)
-    judge = Judge(WORKERS, {}, [])
-    for number, log in enumerate((writer, other)):
-        judge.add(log.path, number)
-    judge.judge_calls()
-    assert len(judge.problems) == wrong, judge.problems
+    problems = problems_of([writer, other])
+    assert len(problems) == wrong, problems
 
 
 def test_the_judge_of_bytes_that_nobody_wrote(workdir):
