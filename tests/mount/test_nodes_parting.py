@@ -80,9 +80,9 @@ def test_what_a_home_has_begun_may_need_a_read(reads):
     """A kernel that is to drop a page may keep it locked until it has read or written it: what is being done waits for that."""
     plan, daemon, path, one = reads
     leaves(daemon, one, OPS["NODE_LEAVE"])
-    plan.arm_wait(ROWS.index("fsync"), 3500, 1, 0)
+    plan.arm_wait(ROWS.index("fsync"), 3700, 1, 0)
     one.do("sync_later")
-    time.sleep(2.5)  # it has left the other, and waits for the sync
+    time.sleep(2.2)  # it has left the other, and waits for the sync: a slow machine has the rest for its read
     assert daemon.proc.poll() is None and plan.landed
     assert one.do("read") == PAGE
     assert one.do("sync") < 0  # the sync has ended, and so have the sessions
