@@ -98,6 +98,10 @@ int claim_take(struct cache_file *file)
     error = lock_backing(file, file->writable ? F_WRLCK : F_RDLCK);
     if (error == -EBUSY && file->cache->nodes && nodes_home_went(file->cache->nodes))
         error = -EINPROGRESS;
+    if (!error && file->given_up) { /* after claim_give_up() */
+        lock_backing(file, F_UNLCK);
+        error = -EIO;
+    }
     if (!error) { /* no store may bring back what is older there than another mount's */
         error = empty_kernel(file);
         if (error)

@@ -49,6 +49,23 @@ static void test_claim_stays_when_the_kernel_drops_nothing(void **state)
     assert_int_equal(last, 's');
 }
 
+/* To another node, while a map was being opened here: its home could not claim it, for as long as it is known
+ * here. */
+static void test_a_claim_that_comes_after_the_file_was_given_up(void **state)
+{
+    (void)state;
+    fixture_shared = true;
+    if (!fixture_start(&f, 1 << 20))
+        skip();
+    fixture_shared = false;
+    cache_file_give_up(f.file);
+    int error = claim_take(f.file);
+    bool held = claimed();
+    fixture_stop(&f);
+    assert_int_equal(error, -EIO);
+    assert_false(held);
+}
+
 /* Programs of other mounts read the file alone: where the bytes can't be brought there, no release says that
  * they can be seen, and the next one tries again. */
 static void test_a_release_that_others_would_not_see(void **state)
@@ -84,6 +101,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_claim_stays_when_the_kernel_drops_nothing),
+        cmocka_unit_test(test_a_claim_that_comes_after_the_file_was_given_up),
         cmocka_unit_test(test_a_release_that_others_would_not_see),
     };
 
