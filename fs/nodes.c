@@ -68,7 +68,8 @@ static int open_name(struct fs *fs, const struct node_name *name, struct stat *s
 }
 
 /* The inode of a name, with a reference. The kernel says ESTALE whatever went wrong as it opened a handle,
- * and for some filesystems it asks a server first. A file that somebody has open is not gone for that. */
+ * and for some filesystems it asks a server first. A file that somebody has open is not gone for that, nor
+ * for anything else that went wrong: a home that could not tell this node would stay unknown to it. */
 static int inode_of_name(struct fs *fs, const struct node_name *name, struct inode **inode_out)
 {
     struct stat st;
@@ -76,10 +77,10 @@ static int inode_of_name(struct fs *fs, const struct node_name *name, struct ino
     if (!fs->root->volume)
         return -EOPNOTSUPP;
     int fd = open_name(fs, name, &st);
-    if (fd == -ESTALE)
-        return opened_of_name(fs, name, inode_out);
-    if (fd < 0)
-        return fd;
+    if (fd < 0) {
+        int rc = opened_of_name(fs, name, inode_out);
+        return rc == -ESTALE ? fd : rc;
+    }
     int rc = inode_lookup(fs, fd, &st, NULL, NULL, inode_out);
     if (rc < 0)
         return rc;
@@ -95,7 +96,7 @@ int nodes_find(void *context, const struct node_name *name, struct cache_file **
 
     if (rc < 0)
         return rc;
-    struct cache_file *file = inode_file(inode);
+    struct cache_file *file = inode_usable(inode);
     if (!file || cache_file_is_far(file))
         rc = -ESTALE;
     else

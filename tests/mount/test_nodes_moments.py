@@ -62,10 +62,11 @@ def test_a_device_elsewhere_can_not_be_told_that_a_file_grows(planned, agents):
     assert number > 2
 
 
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
 @pytest.mark.parametrize("side", ["home", "agent"])
-def test_a_handle_that_can_not_be_opened_at_the_moment(planned, agents, side):
+def test_a_handle_that_can_not_be_opened_at_the_moment(planned, agents, side, code):
     """open_by_handle_at() says ESTALE whatever went wrong, when the filesystem has to ask a server. To neither side a file that is
-    open there is gone for that: the agent goes on asking the home."""
+    open there is gone for that, nor for what else went wrong: the agent goes on asking the home."""
     plan, nodes = planned
     nodes.make(bytes(PAGE), home=0 if side == "home" else 1)
     home_number, agent_number = (0, 1) if side == "home" else (1, 0)
@@ -74,7 +75,7 @@ def test_a_handle_that_can_not_be_opened_at_the_moment(planned, agents, side):
         agent = Program(agents(), nodes.path(agent_number), device=None, cpu=False)
     else:  # it asks when its first program opens the file
         home = Program(agents(), nodes.path(home_number))
-    plan.arm(ROWS.index("open_by_handle_at"), errno.ESTALE, 1, 0)
+    plan.arm(ROWS.index("open_by_handle_at"), code, 1, 0)
     home = home or Program(agents(), nodes.path(home_number))
     agent = agent or Program(agents(), nodes.path(agent_number), device=None, cpu=False)
     assert plan.landed == 1
