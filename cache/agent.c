@@ -18,15 +18,40 @@ static struct nodes *nodes_of(const struct cache_file *file)
 
 /* ---- files ---- */
 
-int agent_track(struct nodes *nodes, const struct node_name *name)
+#define HOPS_MAX 3u /* from one that is not the home (any more) to the one that it names */
+
+/* *elsewhere_out: it is not the home, and another one is taken for it now. */
+static int track_there(struct nodes *nodes, const struct node_name *name, bool *elsewhere_out)
 {
     struct call_session *session;
+    struct node_reply reply;
+    uint64_t told = 0;
 
-    int error = nodes_get_home(nodes, nodes_home_of(nodes, name), &session);
+    *elsewhere_out = false;
+    nodes_follows(nodes, name, &told);
+    unsigned member = nodes_home_of(nodes, name);
+    int error = nodes_get_home(nodes, member, &session);
     if (error)
         return error;
-    error = nodes_ask(session, NODE_CALLS, NODE_TRACK, &(struct node_request){.name = *name}, NULL);
+    error = nodes_ask(session, NODE_CALLS, NODE_TRACK, &(struct node_request){.name = *name}, &reply);
     call_session_put(session);
+    if (error == -ESTALE) {
+        nodes_hear_home(nodes, name, told, &reply);
+        unsigned next = nodes_home_of(nodes, name);
+        *elsewhere_out = next != member && next != nodes->self;
+    }
+    return error;
+}
+
+int agent_track(struct nodes *nodes, const struct node_name *name)
+{
+    unsigned hops = 0;
+    bool elsewhere;
+    int error;
+
+    do
+        error = track_there(nodes, name, &elsewhere);
+    while (elsewhere && hops++ < HOPS_MAX);
     return error;
 }
 
@@ -70,13 +95,18 @@ static bool note_size(struct nodes *nodes, struct agent_file *far, uint64_t size
     return current;
 }
 
-int agent_file_open(struct cache *cache, const struct node_name *name, struct cache_file *file)
+/* *elsewhere_out: it is not the home, and another one is followed now. */
+static int open_there(struct cache *cache, const struct node_name *name, struct cache_file *file,
+                      bool *elsewhere_out)
 {
     struct nodes *nodes = cache->nodes;
     struct agent_file *far = calloc(1, sizeof *far);
+    uint64_t told = 0;
 
+    *elsewhere_out = false;
     if (!far)
         return -ENOMEM;
+    nodes_follows(nodes, name, &told);
     far->file = file;
     far->member = nodes_home_of(nodes, name);
     far->number = nodes_number(nodes);
@@ -91,6 +121,8 @@ int agent_file_open(struct cache *cache, const struct node_name *name, struct ca
     error = nodes_ask(far->session, NODE_IO, NODE_OPEN,
                       &(struct node_request){.file = far->number, .name = *name}, &reply);
     if (error) {
+        if (error == -ESTALE)
+            *elsewhere_out = nodes_hear_home(nodes, name, told, &reply);
         unlink_file(nodes, far);
         return error;
     }
@@ -107,6 +139,18 @@ out_free:
     return error;
 }
 
+int agent_file_open(struct cache *cache, const struct node_name *name, struct cache_file *file)
+{
+    unsigned hops = 0;
+    bool elsewhere;
+    int error;
+
+    do
+        error = open_there(cache, name, file, &elsewhere);
+    while (elsewhere && hops++ < HOPS_MAX);
+    return error;
+}
+
 void agent_file_close(struct cache_file *file)
 {
     struct node_request request = {.file = file->far->number};
@@ -115,11 +159,17 @@ void agent_file_close(struct cache_file *file)
     unlink_file(nodes_of(file), file->far);
 }
 
-static int ask(const struct cache_file *file, enum node_class class, enum node_op op,
-               struct node_request *request, struct node_reply *reply_out)
+/* A home that has given the file up would answer so for ever, and the next one may not have told this node.
+ */
+static int ask(struct cache_file *file, enum node_class class, enum node_op op, struct node_request *request,
+               struct node_reply *reply_out)
 {
     request->file = file->far->number;
-    return nodes_ask(file->far->session, class, op, request, reply_out);
+    int result = nodes_ask(file->far->session, class, op, request, reply_out);
+    if (result != NODE_GAVE_UP)
+        return result;
+    file->given_up = true;
+    return -EIO;
 }
 
 /* ---- what programs do ---- */

@@ -48,6 +48,10 @@ static int map_there(struct cache_map *map, const struct cache_map_request *requ
                                          (request->resident ? NODE_MAP_RESIDENT : 0),
                                 .value = share_of_device(file->cache, device)};
     error = nodes_ask(file->far->session, NODE_CALLS, NODE_MAP, &wish, &reply);
+    if (error == NODE_GAVE_UP) { /* to be asked again, of the next home */
+        file->given_up = true;
+        error = -EINPROGRESS;
+    }
     if (error)
         return error;
     far->file = file->far;

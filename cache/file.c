@@ -103,11 +103,9 @@ int cache_file_open_far(struct cache *cache, const struct node_name *name, void 
                         struct durable *durable, struct cache_file **file_out)
 {
     struct cache_file *file = calloc(1, sizeof *file);
-    uint64_t told = 0;
 
     if (!file)
         return -ENOMEM;
-    nodes_follows(cache->nodes, name, &told);
     file->cache = cache;
     file->context = file_context;
     file->durable = durable;
@@ -121,8 +119,6 @@ int cache_file_open_far(struct cache *cache, const struct node_name *name, void 
         *file_out = file;
         return 0;
     }
-    if (error == -ESTALE)
-        nodes_unfollow(cache->nodes, name, told);
     pthread_cond_destroy(&file->changed);
     pthread_mutex_destroy(&file->lock);
     free(file);

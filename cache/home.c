@@ -149,6 +149,8 @@ static int do_map(struct home_session *agent, const struct node_request *request
         error = map_open(agent, client, open, request, reply);
         client_put(agent, client);
     }
+    if (error && open->file->given_up)
+        error = NODE_GAVE_UP;
     home_open_put(open);
     return error;
 }
@@ -201,7 +203,7 @@ static int serve_client(struct home_session *agent, enum node_op op, const struc
 
 /* ---- files ---- */
 
-static int do_track(struct home_session *agent, const struct node_request *request)
+static int do_track(struct home_session *agent, const struct node_request *request, struct node_reply *reply)
 {
     struct cache *cache = agent->nodes->cache;
     struct cache_file *file;
@@ -209,6 +211,8 @@ static int do_track(struct home_session *agent, const struct node_request *reque
     int error = cache->host.track(cache->host.context, &request->name, &file); /* in use, and announced */
     if (!error)
         file_unuse(file);
+    else if (error == -ESTALE)
+        nodes_say_home(agent->nodes, &request->name, reply);
     return error;
 }
 
@@ -378,7 +382,7 @@ static int serve(struct home_session *agent, enum node_op op, const struct node_
     if (needs_sure(op) && !nodes_be_sure_of_all(agent->nodes, agent->session))
         return -EIO;
     if (op == NODE_TRACK)
-        return do_track(agent, request);
+        return do_track(agent, request, reply);
     if (op == NODE_MAP)
         return do_map(agent, request, reply);
     if (op == NODE_LEAVE)

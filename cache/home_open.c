@@ -113,6 +113,8 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
         return -ENOMEM;
     int error = cache->host.find(cache->host.context, &request->name, &file); /* in use */
     if (error) {
+        if (error == -ESTALE)
+            nodes_say_home(agent->nodes, &request->name, reply);
         free(open);
         return error;
     }
@@ -394,6 +396,8 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
     default: /* NODE_SYNC */
         result = cache_file_sync(open->file, open->file->fd, request->flags & 1, &open->seen);
     }
+    if (result < 0 && open->file->given_up)
+        result = NODE_GAVE_UP;
     home_open_put(open);
     return result;
 }

@@ -41,14 +41,13 @@ int nodes_end(struct nodes_asking *asking, struct node_reply *reply_out)
     size_t length = 0;
 
     int result = node_result(call_hear(&asking->asked, &length, node_class_ms(asking->class)));
-    if (result < 0)
-        return result;
     /* How many bytes: more is checked by who asks. Nothing else is a number. */
     bool counts = op == NODE_READ || op == NODE_WRITE || op == NODE_PEEK;
-    if (length != sizeof asking->reply || (result > 0 && !counts))
-        return -EIO;
+    bool whole = length == sizeof asking->reply;
+    if (result >= 0 && (!whole || (result > 0 && !counts)))
+        result = -EIO;
     if (reply_out)
-        *reply_out = asking->reply;
+        *reply_out = whole ? asking->reply : (struct node_reply){0};
     return result;
 }
 
@@ -203,6 +202,44 @@ void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t 
     pthread_mutex_lock(&nodes->lock);
     followed_remove(&nodes->followed, name, told);
     pthread_mutex_unlock(&nodes->lock);
+}
+
+void nodes_say_home(struct nodes *nodes, const struct node_name *name, struct node_reply *reply_out)
+{
+    pthread_mutex_lock(&nodes->lock);
+    const struct followed *followed = followed_find(&nodes->followed, name);
+    if (followed) {
+        reply_out->value[0] = member_hash(nodes->homes[followed->member].member.name);
+        reply_out->value[1] = followed->generation;
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+/* MEMBERS_MAX: this node has no session with it as a home, so nobody would say when it goes. The lock is
+ * held. */
+static unsigned met_of_hash(const struct nodes *nodes, uint64_t hash)
+{
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        if (nodes->homes[i].listed && nodes->homes[i].session &&
+            member_hash(nodes->homes[i].member.name) == hash)
+            return i;
+    return MEMBERS_MAX;
+}
+
+bool nodes_hear_home(struct nodes *nodes, const struct node_name *name, uint64_t told,
+                     const struct node_reply *reply)
+{
+    uint64_t generation = reply->value[1];
+
+    pthread_mutex_lock(&nodes->lock);
+    followed_remove(&nodes->followed, name, told);
+    unsigned member = met_of_hash(nodes, reply->value[0]);
+    if (member != MEMBERS_MAX && generation && generation <= INT64_MAX &&
+        !followed_add(&nodes->followed, member, name, generation, &told) && nodes->generation < generation)
+        nodes->generation = generation;
+    bool follows = followed_find(&nodes->followed, name);
+    pthread_mutex_unlock(&nodes->lock);
+    return follows;
 }
 
 /* cache_move_ms() */
@@ -577,8 +614,9 @@ bool cache_home_moves(const struct cache *cache, const struct node_name *name, i
 {
     unsigned member = nodes_home_of(cache->nodes, name);
 
-    if (error == -ESTALE)
-        return member != nodes_first_home_of(cache->nodes, name);
+    if (error == -ESTALE) /* since it was asked another one, or this node, may have become its home */
+        return member == cache->nodes->self || cache_follows(cache, name) ||
+               member != nodes_first_home_of(cache->nodes, name);
     struct call_session *session = nodes_home_session(cache->nodes, member);
     bool lives = session && !call_session_error(session);
     if (session)

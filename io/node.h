@@ -36,7 +36,10 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define NODE_VERSION 18u
+#define NODE_VERSION 19u
+
+/* The answer to what is asked of a file that the home has given up: another node is its home now. */
+#define NODE_GAVE_UP (-EREMOTE)
 
 enum node_class {
     NODE_FRAMES,
@@ -71,7 +74,9 @@ enum node_op {
                        -EPROTONOSUPPORT: their versions differ, or their lists, and the agent is just being
                        mounted; else -EREMCHG: the home's list lacks it; -ENOLINK: likewise, and the home is
                        at odds with others; -ENONET: likewise, and it can't tell who was left behind */
-    NODE_TRACK,     /* name: begin to track the file; answered when all agents follow */
+    NODE_TRACK,     /* name: begin to track the file; answered when all agents follow. -ESTALE: this is no
+                       home of it -> value[0]: member_hash() of the one that it follows, or 0; value[1]: the
+                       generation */
     NODE_MAP,       /* file, client, device, offset, length, flags: NODE_MAP_*, value: pages that the device
                        has for this home -> value[0]: map, value[1]: frames. -EINPROGRESS: to be asked again,
                        as the home before may not have let go of the file yet */
@@ -93,7 +98,8 @@ enum node_op {
                        many were given up, of files that nobody maps there */
     /* NODE_IO: */
     NODE_OPEN,     /* name; file: the number that it shall have -> value[0]: 1 as if HANDED had been said, and
-                      twice what TRUNCATE answers; value[1]: its size. -ESTALE: it is not tracked here */
+                      twice what TRUNCATE answers; value[1]: its size. -ESTALE: it is not tracked here, and
+                      as to TRACK */
     NODE_CLOSE,    /* file */
     NODE_OPENED,   /* file: a program opens it, and the agent's kernel drops its pages; the home looks whether
                       the file changed behind the mounts */

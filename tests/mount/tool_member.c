@@ -20,11 +20,11 @@
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
  * value OP N       and the first number of the reply; second OP N: and the second
- * living MEMBERS   with which it has a session, a bit for each, it says when it is asked (PING)
- * frames DEVICE FLAGS    has the other make frames of a device of its own; their number is 1 + FLAGS
- * pause OP MS       how long they take; negative: the next one alone
- * asked OP          how many have come; flags OP: of the last; aged OP: how many ms its clock was behind when
- * it came */
+ * home MEMBER       TRACK and OPEN are answered with this one, by its place in the list; is MEMBER: whether
+ * the other's last answer was so living MEMBERS   with which it has a session, a bit for each, it says when
+ * it is asked (PING) frames DEVICE FLAGS    has the other make frames of a device of its own; their number is
+ * 1 + FLAGS pause OP MS       how long they take; negative: the next one alone asked OP          how many
+ * have come; flags OP: of the last; aged OP: how many ms its clock was behind when it came */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -220,6 +220,15 @@ static int say_living(uint64_t living)
     return 0;
 }
 
+static int say_home(long member)
+{
+    if (member < 0 || member >= members->count)
+        return -EINVAL;
+    values[NODE_TRACK] = values[NODE_OPEN] = member_hash(members->list[member].name);
+    seconds[NODE_TRACK] = seconds[NODE_OPEN] = later_than_all();
+    return 0;
+}
+
 static int order(const char *word, const char *path, long one, long two)
 {
     pthread_t thread;
@@ -278,6 +287,10 @@ static int order(const char *word, const char *path, long one, long two)
         return page[one] = (unsigned char)two;
     if (!strcmp(word, "living"))
         return say_living((uint64_t)one);
+    if (!strcmp(word, "home"))
+        return say_home(one);
+    if (!strcmp(word, "is") && one >= 0 && one < members->count)
+        return said.value[0] == member_hash(members->list[one].name) && said.value[1];
     if (one < 0 || one > NODE_OP_LAST)
         return -EINVAL;
     if (!strcmp(word, "answer"))

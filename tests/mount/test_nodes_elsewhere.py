@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file whose home has become another node, which could not tell all: who is asked in its place says who it is."""
+import errno
+import os
+
+import pytest
+
+from files import pattern
+from helpers import PAGE, agents, error_of, statistics, wait_until, write_file  # noqa: F401
+from member import OPS, Member, meet  # noqa: F401
+from nodes import Program, cluster, home_of  # noqa: F401
+
+NODE_GAVE_UP = -errno.EREMOTE
+A, B, C = range(3)  # in the list
+
+
+@pytest.fixture
+def three(cluster):  # noqa: F811
+    """(the daemon of a; b, which has said that it is home of f, and is asked in vain; c, which is its home)"""
+    nodes = cluster(3, "timeout=0,peer_timeout=2", only=[0])
+    members = []
+    try:
+        path = next(path for path in (nodes.below(f"f{number}") for number in range(200))
+                    if write_file(path, pattern(2 * PAGE, 1)) or home_of(path, nodes.names) == "b")
+        os.rename(path, nodes.below())  # the kernel of a does not know it yet
+        members = [Member(nodes.peers, name=name) for name in "bc"]
+        before, home = members
+        wait_until(lambda: before.do("follow", nodes.below()) == 0 and home.do("asked", OPS["NODE_PING"]))
+        for op in "TRACK", "OPEN":
+            assert before.do("answer", OPS[f"NODE_{op}"], -errno.ESTALE) == 0
+        assert home.do("answer", OPS["NODE_WRITE"], 100) == 0
+        yield nodes, before, home
+    finally:
+        for member in members:
+            member.kill()
+
+
+def writes(fd):
+    return os.pwrite(fd, b"x" * 100, 0)
+
+
+@pytest.mark.parametrize("says", [C, B, A])
+def test_a_file_is_opened(three, says):
+    """At the home that is named. What names itself, or who asks, names nobody: then who asks does by itself."""
+    nodes, before, home = three
+    before.do("home", says)
+    fd = os.open(nodes.path(0), os.O_WRONLY)
+    asked = 1 if says == C else 0
+    assert writes(fd) == 100
+    assert [home.do("asked", OPS[f"NODE_{op}"]) for op in ("OPEN", "WRITE")] == [asked, asked]
+    assert before.do("asked", OPS["NODE_OPEN"]) <= 4 and before.do("asked", OPS["NODE_WRITE"]) == 0
+    os.close(fd)
+
+
+def test_a_home_that_is_named_and_is_down(three):
+    """It is not followed: nobody would say when to stop. The list's home of the file is asked as if nobody had been named."""
+    nodes, before, home = three
+    home.kill()
+    wait_until(lambda: before.do("home", C) == 0)
+    wait_until(lambda: any(node["down"] for node in statistics(nodes[0].mnt)["nodes"]["nodes"] if node["name"] == "c"))
+    fd = os.open(nodes.path(0), os.O_WRONLY)
+    assert writes(fd) == 100
+    os.close(fd)
+
+
+@pytest.mark.parametrize("op", ["WRITE", "MAP"])
+def test_a_home_that_has_given_the_file_up(three, agents, op):  # noqa: F811
+    """The next one has not told this node: it asks who it is, and then the next one, and no program hears of it."""
+    nodes, before, home = three
+    before.do("answer", OPS["NODE_OPEN"], 0)
+    fd = os.open(nodes.path(0), os.O_WRONLY)
+    before.do("answer", OPS["NODE_WRITE"], 100)
+    assert writes(fd) == 100 and before.do("asked", OPS["NODE_WRITE"]) == 1
+    for asked in "WRITE", "MAP":
+        before.do("answer", OPS[f"NODE_{asked}"], NODE_GAVE_UP)
+    before.do("answer", OPS["NODE_OPEN"], -errno.ESTALE)
+    before.do("home", C)
+    if op == "WRITE":
+        assert writes(fd) == 100
+    else:
+        home.do("answer", OPS["NODE_MAP"], -errno.ENOSPC)
+        assert error_of(Program, agents(), nodes.path(0)) == errno.ENOSPC
+    assert before.do("asked", OPS[f"NODE_{op}"]) == (2 if op == "WRITE" else 1)
+    assert home.do("asked", OPS[f"NODE_{op}"]) == 1
+    os.close(fd)
+
+
+def test_what_a_home_that_has_given_a_file_up_answers(meet):  # noqa: F811
+    """To an agent that is not told: that it has, and to TRACK and OPEN who is its home by now."""
+    daemon, path, member = meet(home="a")
+    one = member()
+    one.has_read_page(path)
+    fd = os.open(os.path.join(daemon.mnt, "f"), os.O_RDONLY)
+    assert os.pread(fd, 10, 0) == pattern(2 * PAGE, 1)[:10]
+    assert one.do("take_over", path) == 0
+    assert {word: one.do(*word.split()) for word in ("read", "write", "sync", "cut 5", "map")} == dict.fromkeys(
+        ("read", "write", "sync", "cut 5", "map"), NODE_GAVE_UP)
+    assert one.do("track", path) == -errno.ESTALE and one.do("is", B) == 1 and one.do("is", A) == 0
+    assert one.do("many", path) == 0  # OPENs
+    os.close(fd)
