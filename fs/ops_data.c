@@ -362,6 +362,7 @@ static ssize_t write_rest(struct writing *w, size_t done)
     const char *data = w->data + done;
     size_t size = w->size - done;
     off_t offset = w->offset + (off_t)done;
+    bool again; /* not an append that may have been done before the home went */
     ssize_t put;
 
     do {
@@ -370,13 +371,13 @@ static ssize_t write_rest(struct writing *w, size_t done)
         if (put < 0)
             return put;
         w->file = inode_gate_enter(w->inode);
+        again = !w->append || (w->file && cache_file_is_lost(w->file));
         if (w->file)
             put = cache_file_write(w->file, w->fd, data, size, offset, flags);
         else
             put = write_untracked(w->inode, w->fd, data, size, offset, w->fi);
         inode_gate_leave(w->inode, w->file);
-        /* An append may have been done before the home went. */
-    } while (!w->append && nodes_try_again(w->inode, w->file, put));
+    } while (again && nodes_try_again(w->inode, w->file, put));
     return put;
 }
 

@@ -98,3 +98,19 @@ def test_what_a_home_that_has_given_a_file_up_answers(meet):  # noqa: F811
     assert one.do("track", path) == -errno.ESTALE and one.do("is", B) == 1 and one.do("is", A) == 0
     assert one.do("many", path) == 0  # OPENs
     os.close(fd)
+
+
+def test_appends_to_a_file_that_its_home_has_given_up(three):
+    """The one that finds it out fails, as it may have been done. The next one goes to the next home."""
+    nodes, before, home = three
+    before.do("answer", OPS["NODE_OPEN"], 0)
+    fd = os.open(nodes.path(0), os.O_WRONLY | os.O_APPEND)
+    before.do("answer", OPS["NODE_WRITE"], 100)
+    assert os.write(fd, b"x" * 100) == 100 and before.do("asked", OPS["NODE_WRITE"]) == 1
+    before.do("answer", OPS["NODE_WRITE"], NODE_GAVE_UP)
+    before.do("answer", OPS["NODE_OPEN"], -errno.ESTALE)
+    before.do("home", C)
+    assert error_of(os.write, fd, b"x" * 100) == errno.EIO
+    assert os.write(fd, b"x" * 100) == 100
+    assert [member.do("asked", OPS["NODE_WRITE"]) for member in (before, home)] == [2, 1]
+    os.close(fd)
