@@ -229,17 +229,22 @@ static unsigned met_of_hash(const struct nodes *nodes, uint64_t hash)
 bool nodes_hear_home(struct nodes *nodes, const struct node_name *name, uint64_t told,
                      const struct node_reply *reply)
 {
-    uint64_t generation = reply->value[1];
+    uint64_t hash = reply->value[0], generation = reply->value[1], added;
 
     pthread_mutex_lock(&nodes->lock);
-    followed_remove(&nodes->followed, name, told);
-    unsigned member = met_of_hash(nodes, reply->value[0]);
-    if (member != MEMBERS_MAX && generation && generation <= INT64_MAX &&
-        !followed_add(&nodes->followed, member, name, generation, &told) && nodes->generation < generation)
+    bool named = hash && generation && generation <= INT64_MAX &&
+                 hash != member_hash(nodes->homes[nodes->self].member.name);
+    unsigned member = named ? met_of_hash(nodes, hash) : MEMBERS_MAX;
+    bool unmet = named && member == MEMBERS_MAX;
+    if (!unmet)
+        followed_remove(&nodes->followed, name, told);
+    if (member != MEMBERS_MAX && !followed_add(&nodes->followed, member, name, generation, &added) &&
+        nodes->generation < generation)
         nodes->generation = generation;
-    bool follows = followed_find(&nodes->followed, name);
+    const struct followed *followed = followed_find(&nodes->followed, name);
+    bool elsewhere = followed && followed->told != told;
     pthread_mutex_unlock(&nodes->lock);
-    return follows;
+    return elsewhere;
 }
 
 /* cache_move_ms() */

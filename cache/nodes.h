@@ -136,8 +136,9 @@ unsigned nodes_number_of(const struct nodes *nodes, const char *name, size_t len
 bool nodes_follows(struct nodes *nodes, const struct node_name *name, uint64_t *told_out);
 void nodes_unfollow(struct nodes *nodes, const struct node_name *name, uint64_t told);
 /* A node that is asked as a home and is not one (any more) answers ESTALE, and which other one it follows.
- * Who has asked hears of that home, if it has not been told by it, and forgets what it knew at `told`.
- * Whether a home is followed now: one that can't be reached is not. */
+ * Who has asked hears of that home, if it has not been told by it, and forgets what it knew at `told`. Not if
+ * it has no session with that home: who follows it has one, so it lives, and who forgot all might take itself
+ * for the next home. Whether another home is followed now. */
 void nodes_say_home(struct nodes *nodes, const struct node_name *name, struct node_reply *reply_out);
 bool nodes_hear_home(struct nodes *nodes, const struct node_name *name, uint64_t told,
                      const struct node_reply *reply);

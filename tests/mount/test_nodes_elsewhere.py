@@ -114,3 +114,30 @@ def test_appends_to_a_file_that_its_home_has_given_up(three):
     assert os.write(fd, b"x" * 100) == 100
     assert [member.do("asked", OPS["NODE_WRITE"]) for member in (before, home)] == [2, 1]
     os.close(fd)
+
+
+@pytest.mark.parametrize("op", ["WRITE", "MAP"])
+def test_a_home_that_others_reach_is_not_replaced(cluster, agents, op):  # noqa: F811
+    """This node can't meet the home that is named, and would be the next one by the list: who has named it knows that it
+    lives, and would follow this node, as the later of two homes."""
+    nodes = cluster(3, "timeout=0,peer_timeout=1", only=[0])
+    path = next(path for path in (nodes.below(f"f{number}") for number in range(200))
+                if write_file(path, pattern(2 * PAGE, 1)) or home_of(path, nodes.names) == "a")
+    os.rename(path, nodes.below())
+    before = Member(nodes.peers, name="b")
+    try:
+        wait_until(lambda: before.do("follow", nodes.below()) == 0)
+        assert before.do("answer", OPS["NODE_WRITE"], 100) == 0
+        fd = os.open(nodes.path(0), os.O_WRONLY)
+        assert writes(fd) == 100 and before.do("asked", OPS["NODE_WRITE"]) == 1
+        for asked in "WRITE", "MAP":
+            before.do("answer", OPS[f"NODE_{asked}"], NODE_GAVE_UP)
+        for asked in "TRACK", "OPEN":
+            before.do("answer", OPS[f"NODE_{asked}"], -errno.ESTALE)
+        before.do("home", C)
+        told = before.do("asked", OPS["NODE_FOLLOW"])
+        error = error_of(writes, fd) if op == "WRITE" else error_of(Program, agents(), nodes.path(0))
+        assert before.do("asked", OPS["NODE_FOLLOW"]) == told and error
+        os.close(fd)
+    finally:
+        before.kill()
