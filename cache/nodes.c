@@ -226,6 +226,15 @@ static unsigned met_of_hash(const struct nodes *nodes, uint64_t hash)
     return MEMBERS_MAX;
 }
 
+/* By itself it has said so since, or as late as who is heard of now. The lock is held. */
+static bool is_told(const struct nodes *nodes, const struct node_name *name, unsigned member,
+                    uint64_t generation)
+{
+    const struct followed *followed = followed_find(&nodes->followed, name);
+
+    return followed && (followed->member == member || followed->generation >= generation);
+}
+
 bool nodes_hear_home(struct nodes *nodes, const struct node_name *name, uint64_t told,
                      const struct node_reply *reply)
 {
@@ -238,8 +247,8 @@ bool nodes_hear_home(struct nodes *nodes, const struct node_name *name, uint64_t
     bool unmet = named && member == MEMBERS_MAX;
     if (!unmet)
         followed_remove(&nodes->followed, name, told);
-    if (member != MEMBERS_MAX && !followed_add(&nodes->followed, member, name, generation, &added) &&
-        nodes->generation < generation)
+    if (member != MEMBERS_MAX && !is_told(nodes, name, member, generation) &&
+        !followed_add(&nodes->followed, member, name, generation, &added) && nodes->generation < generation)
         nodes->generation = generation;
     const struct followed *followed = followed_find(&nodes->followed, name);
     bool elsewhere = followed && followed->told != told;

@@ -2,6 +2,7 @@
 """A file whose home has become another node, which could not tell all: who is asked in its place says who it is."""
 import errno
 import os
+import threading
 
 import pytest
 
@@ -141,3 +142,19 @@ def test_a_home_that_others_reach_is_not_replaced(cluster, agents, op):  # noqa:
         os.close(fd)
     finally:
         before.kill()
+
+
+def test_what_was_heard_of_a_home_that_has_said_so_itself(three):
+    """It may be from before, when that node was the home for the first time: the end of that ends nothing."""
+    nodes, before, home = three
+    before.do("home", C)
+    assert before.do("second", OPS["NODE_OPEN"], 1) == 0 and before.do("pause", OPS["NODE_OPEN"], -1000) == 0
+    opened = []
+    program = threading.Thread(target=lambda: opened.append(os.open(nodes.path(0), os.O_WRONLY)))
+    program.start()
+    wait_until(lambda: before.do("asked", OPS["NODE_OPEN"]) == 1)
+    assert home.do("take_over", nodes.below()) == 0
+    program.join()
+    assert home.do("unfollow", nodes.below()) == 0
+    assert statistics(nodes[0].mnt)["nodes"]["followed"] == 1
+    os.close(opened[0])

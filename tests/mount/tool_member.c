@@ -7,6 +7,7 @@
  * track PATH        the file of the data directory; open PATH: as file 1
  * many PATH         opens it under a hundred more numbers; how many were let
  * follow PATH       says that it is home of the file; take_over PATH: of another, which has died
+ * unfollow PATH     that it is not any more what it has said by `follow`
  * give_up           ends the session in which it is a home
  * opened, sync, read_end    of file 1; read: its first page is the page now
  * set INDEX VALUE   a byte of the page
@@ -20,11 +21,13 @@
  * invalidate        has the other drop its kernel's pages of the file that it opened last, and nobody waits
  * answer OP RESULT  what the other's calls of this kind are answered from now on
  * value OP N       and the first number of the reply; second OP N: and the second
- * home MEMBER       TRACK and OPEN are answered with this one, by its place in the list; is MEMBER: whether
- * the other's last answer was so living MEMBERS   with which it has a session, a bit for each, it says when
- * it is asked (PING) frames DEVICE FLAGS    has the other make frames of a device of its own; their number is
- * 1 + FLAGS pause OP MS       how long they take; negative: the next one alone asked OP          how many
- * have come; flags OP: of the last; aged OP: how many ms its clock was behind when it came */
+ * home MEMBER       TRACK and OPEN are answered with this one, by its place in the list
+ * is MEMBER         whether the other's last answer was so
+ * living MEMBERS    with which it has a session, a bit for each, it says when it is asked (PING)
+ * frames DEVICE FLAGS    has the other make frames of a device of its own; their number is 1 + FLAGS
+ * pause OP MS       how long they take; negative: the next one alone
+ * asked OP          how many have come; flags OP: of the last
+ * aged OP           how many ms its clock was behind when it came */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -245,6 +248,8 @@ static int order(const char *word, const char *path, long one, long two)
         return named(agent, NODE_CALLS, NODE_FOLLOW, path, 1);
     if (!strcmp(word, "take_over")) /* and from now on */
         return named(agent, NODE_CALLS, NODE_FOLLOW, path, later_than_all());
+    if (!strcmp(word, "unfollow")) /* we were it before */
+        return named(agent, NODE_CALLS, NODE_UNFOLLOW, path, 1);
     if (!strcmp(word, "give_up")) {
         call_session_abort(agent);
         return 0;
