@@ -229,11 +229,22 @@ class Watchdog:
         self.folder = tempfile.mkdtemp(prefix="gaiafs-watchdog-")
         self.report = os.path.join(self.folder, "report")
         self.proc = subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__), self.report, str(os.getpid())],
-                                     stdin=subprocess.PIPE, text=True, start_new_session=True)
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
     def tell(self, line):
         self.proc.stdin.write(line + "\n")
         self.proc.stdin.flush()
+
+    def await_word(self, word):
+        while self.proc.stdout.readline().strip() not in (word, ""):
+            pass
+
+    def disarm(self):
+        """It has done by then what it was at. The report of a test that has ended by itself meanwhile is of no use."""
+        self.tell("disarm")
+        self.await_word("disarmed")
+        if os.path.exists(self.report):
+            os.unlink(self.report)
 
     def expired(self):
         if not os.path.exists(self.report):
@@ -241,6 +252,7 @@ class Watchdog:
         with open(self.report, errors="replace") as file:
             text = file.read()
         os.unlink(self.report)
+        self.await_word("aborted")  # before the teardown: others' connections have the numbers of those that end there
         return text
 
     def close(self):
@@ -275,28 +287,38 @@ class Expired(Exception):
     pass
 
 
+_armed = False
+
+
 def _on_expiry(_signal, _frame):
-    raise Expired("time limit")
+    if _armed:  # else it comes too late, and would end pytest
+        raise Expired("time limit")
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
+    global _armed
     marker = item.get_closest_marker("limit")
     seconds = (marker.args[0] if marker else LIMIT_S) * SLOWER
     previous = signal.signal(signal.SIGALRM, _on_expiry)
+    _armed = True
     watchdog().tell(f"arm {seconds} {item.nodeid}")
     yield
-    watchdog().tell("disarm")
+    _armed = False
+    watchdog().disarm()
     signal.signal(signal.SIGALRM, previous)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
+    global _armed
+    _armed = False  # nobody catches it here
     outcome = yield
     report = outcome.get_result()
     if call.when == "call":
         item.failed_call = report.failed
     text = watchdog().expired()
+    _armed = call.when != "teardown"
     if text is not None:
         report.outcome = "failed"
         report.longrepr = f"{text}\n{report.longreprtext}"
@@ -320,7 +342,7 @@ def abort_connection(minor):
 
 
 def watchdog_main(report, tester):
-    """Reads lines: "arm SECONDS NAME", "mount PID MINOR", "disarm". Ends at the end of input."""
+    """Reads lines: "arm SECONDS NAME", "mount PID MINOR", "disarm", which is answered. Ends at the end of input."""
     deadline, name, mounts, pending = None, "", [], b""
     while True:
         wait = None if deadline is None else max(0, deadline - time.monotonic())
@@ -336,8 +358,10 @@ def watchdog_main(report, tester):
             deadline = None
             # First: what the abort sets free would be in the test's teardown by then, or behind it.
             os.kill(tester, signal.SIGALRM)
-            for _, minor in living:
-                abort_connection(minor)
+            for pid, minor in living:
+                if os.path.exists(f"/proc/{pid}"):
+                    abort_connection(minor)
+            print("aborted", flush=True)
             continue
         data = os.read(0, 65536)
         if not data:
@@ -352,6 +376,7 @@ def watchdog_main(report, tester):
                 mounts.append((int(rest[0]), int(rest[1])))
             elif word == "disarm":
                 deadline, mounts = None, []
+                print("disarmed", flush=True)
 
 
 if __name__ == "__main__":
