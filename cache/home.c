@@ -149,8 +149,7 @@ static int do_map(struct home_session *agent, const struct node_request *request
         error = map_open(agent, client, open, request, reply);
         client_put(agent, client);
     }
-    if (error && open->file->given_up)
-        error = NODE_GAVE_UP;
+    error = home_open_said(open, error);
     home_open_put(open);
     return error;
 }

@@ -353,6 +353,13 @@ static bool be_sure(const struct home_session *agent, struct cache_file *file, e
     return nodes_be_sure(file, change, agent->session);
 }
 
+int home_open_said(const struct home_open *open, int result)
+{
+    if (result < 0 && open->file->given_up)
+        return NODE_GAVE_UP;
+    return result == NODE_GAVE_UP ? -EIO : result;
+}
+
 int home_open_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
                     struct node_reply *reply)
 {
@@ -396,8 +403,7 @@ int home_open_serve(struct home_session *agent, enum node_op op, const struct no
     default: /* NODE_SYNC */
         result = cache_file_sync(open->file, open->file->fd, request->flags & 1, &open->seen);
     }
-    if (result < 0 && open->file->given_up)
-        result = NODE_GAVE_UP;
+    result = home_open_said(open, result);
     home_open_put(open);
     return result;
 }

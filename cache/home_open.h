@@ -16,6 +16,10 @@ int home_open_close(struct home_session *agent, uint32_t number);
 struct home_open *home_open_get(struct home_session *agent, uint32_t number);
 void home_open_put(struct home_open *open);
 
+/* What the agent is told of an operation on it: that the file was given up, and what the data directory says
+ * with the same word is EIO. */
+int home_open_said(const struct home_open *open, int result);
+
 /* An operation on an open file, READ to SEEK and SYNC, FLUSH. */
 int home_open_serve(struct home_session *agent, enum node_op op, const struct node_request *request,
                     struct node_reply *reply);

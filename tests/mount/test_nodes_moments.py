@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from helpers import PAGE, ROWS, agents, daemon_with_faults, error_of, wait_until  # noqa: F401
+from helpers import PAGE, ROWS, agents, daemon_with_faults, error_of, statistics, wait_until  # noqa: F401
 from nodes import Program, check, cluster  # noqa: F401
 
 
@@ -102,3 +102,17 @@ def test_an_acquire_for_which_stores_elsewhere_can_not_be_written(planned, agent
     assert plan.landed
     plan.row = -1
     assert error == errno.EIO
+
+
+def test_a_word_of_the_data_directory_that_is_none_of_the_home(planned, agents):
+    """EREMOTE: it does not say that the home has given the file up, and the agent does not look for another one."""
+    plan, nodes = planned
+    nodes.make(bytes(PAGE), home=0)
+    home, agent = (Program(agents(), nodes.path(number)) for number in range(2))
+    agent.write(0, b"before")
+    plan.arm(ROWS.index("pwrite64"), errno.EREMOTE, 1, 1)
+    error = error_of(agent.write, 0, b"after")
+    assert plan.landed
+    plan.row = -1
+    assert error == errno.EIO and statistics(nodes[1].mnt)["nodes"]["far_files"] == 1
+    check("read()", home.read(), b"before" + bytes(PAGE - 6))
