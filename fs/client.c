@@ -185,8 +185,11 @@ static int track_and_map(struct client *client, struct inode *inode, struct cach
 
     do {
         error = nodes_track_to_map(inode, &request->file);
-        if (!error)
+        if (!error) {
             error = open_map(client, request, message, reply_fds);
+            if (error && cache_file_is_lost(request->file)) /* meanwhile: it is asked at the next home */
+                error = -EINPROGRESS;
+        }
     } while (nodes_map_again(client->fs, error, &waited_ms));
     return error == -EINPROGRESS ? -EBUSY : error;
 }

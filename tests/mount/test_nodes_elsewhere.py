@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from files import pattern
-from helpers import PAGE, agents, error_of, statistics, wait_until, write_file  # noqa: F401
+from helpers import (PAGE, ROWS, agents, daemon_with_faults, error_of, statistics, wait_until,  # noqa: F401
+                     write_file)
 from member import OPS, Member, meet  # noqa: F401
 from nodes import Program, cluster, home_of  # noqa: F401
 
@@ -158,3 +159,21 @@ def test_what_was_heard_of_a_home_that_has_said_so_itself(three):
     assert home.do("unfollow", nodes.below()) == 0
     assert statistics(nodes[0].mnt)["nodes"]["followed"] == 1
     os.close(opened[0])
+
+
+def test_a_file_that_is_given_up_while_it_is_mapped(meet, agents, workdir, monkeypatch):  # noqa: F811
+    """By a program of the home: it is mapped at the next one."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    daemon, path, member = meet(home="a", env=env)
+    one = member()
+    one.has_read_page(path)
+    for op in "TRACK", "OPEN":
+        one.do("answer", OPS[f"NODE_{op}"], 0)
+    one.do("answer", OPS["NODE_MAP"], -errno.ENOSPC)
+    agent = agents()
+    agent.do("fd = os.open(path, os.O_RDWR)\ndev = gaia.Device(gaia.default_device())", path=os.path.join(daemon.mnt, "f"))
+    plan.arm_wait(ROWS.index("fcntl64"), 1500, 2, False)  # the claim; the first is of the client
+    agent.start("map = dev.mmap(fd, 4096)")
+    wait_until(lambda: plan.landed)
+    assert one.do("take_over", path) == 0
+    assert error_of(agent.finish) == errno.ENOSPC and one.do("asked", OPS["NODE_MAP"]) == 1
