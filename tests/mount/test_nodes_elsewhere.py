@@ -55,7 +55,7 @@ def test_a_file_is_opened(three, says):
 
 
 def test_a_home_that_is_named_and_is_down(three):
-    """It is not followed: nobody would say when to stop. The list's home of the file is asked as if nobody had been named."""
+    """It is not followed: nobody would say when to stop. What a program opens of the file is the data directory's."""
     nodes, before, home = three
     home.kill()
     wait_until(lambda: before.do("home", C) == 0)
@@ -126,7 +126,7 @@ def test_a_home_that_others_reach_is_not_replaced(cluster, agents, op):  # noqa:
     path = next(path for path in (nodes.below(f"f{number}") for number in range(200))
                 if write_file(path, pattern(2 * PAGE, 1)) or home_of(path, nodes.names) == "a")
     os.rename(path, nodes.below())
-    before = Member(nodes.peers, name="b")
+    members = [before := Member(nodes.peers, name="b")]
     try:
         wait_until(lambda: before.do("follow", nodes.below()) == 0)
         assert before.do("answer", OPS["NODE_WRITE"], 100) == 0
@@ -140,9 +140,14 @@ def test_a_home_that_others_reach_is_not_replaced(cluster, agents, op):  # noqa:
         told = before.do("asked", OPS["NODE_FOLLOW"])
         error = error_of(writes, fd) if op == "WRITE" else error_of(Program, agents(), nodes.path(0))
         assert before.do("asked", OPS["NODE_FOLLOW"]) == told and error
+        members.append(home := Member(nodes.peers, name="c"))
+        wait_until(lambda: home.do("asked", OPS["NODE_PING"]))
+        assert home.do("answer", OPS["NODE_WRITE"], 100) == 0
+        assert writes(fd) == 100 and home.do("asked", OPS["NODE_WRITE"]) == 1
         os.close(fd)
     finally:
-        before.kill()
+        for member in members:
+            member.kill()
 
 
 def test_what_was_heard_of_a_home_that_has_said_so_itself(three):
