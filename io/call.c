@@ -72,16 +72,6 @@ static void exposed(void *context, struct gaia_link *link, uint32_t region, uint
         call_end(session, -EPROTO, false);
 }
 
-static void dropped(void *context, struct gaia_link *link, uint32_t region)
-{
-    struct call_session *session = gaia_link_user(link);
-
-    (void)context;
-    (void)region;
-    if (session)
-        call_end(session, -EPROTO, false);
-}
-
 static void closed(void *context, struct gaia_link *link, int error)
 {
     struct call_session *session = gaia_link_user(link);
@@ -206,7 +196,7 @@ int calls_open(const struct calls_config *config, struct calls **calls_out, char
         .listen = true,
         .timeout_ms = config->timeout_ms,
         .path = GAIA_PATH_CALLS,
-        .calls = {arrived, message, exposed, dropped, NULL, closed},
+        .calls = {arrived, message, exposed, closed},
     };
     struct calls *calls = calloc(1, sizeof *calls);
 

@@ -55,7 +55,7 @@ void gaia_pull_end(struct gaia_pull *pull, int error);
 void gaia_pull_close(struct gaia_pull *pull);
 
 /* One page, or several adjacent ones. Must stay until done was called, which happens once: 0, or -ECANCELED
- * (the link was closed), or -EIO, or what gaia_link_post() says of a bad one (-EINVAL, -ESTALE, ...). */
+ * (the link was closed), or -EIO, or what gaia_link_post() says of a bad one (-EINVAL, ...). */
 struct gaia_pull_read {
     struct gaia_memory *memory;                           /* where to */
     uint64_t memory_offset;                               /* bytes */

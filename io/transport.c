@@ -346,21 +346,24 @@ static int expose(struct gaia_link *link, const struct gaia_span *span, bool wri
         return transport_say(-EIO, "%s", link->why);
     if (!link->credits)
         return transport_say(-EAGAIN, "%s has not taken %u messages yet", link->peer, GAIA_LINK_CREDITS);
-    region = link_region_new(link, region_out);
+    region = link_region_new(link);
     if (!region)
         return transport_say(-ENOBUFS, "no more than %u regions of a link", GAIA_LINK_REGIONS_MAX);
-    *region = (struct link_region){.state = REGION_OPEN, .length = span->length, .writable = writable};
+    *region = (struct link_region){.open = true, .length = span->length, .writable = writable};
     error = link->transport->carrier->expose(link, span, region);
     if (error) {
         *region = (struct link_region){0};
         return error;
     }
+    *region_out = link->next_region;
     message = (struct gaia_wire_expose){.region = *region_out,
                                         .writable = writable,
                                         .address = region->address,
                                         .length = region->length,
                                         .key = region->key};
     error = link_say(link, GAIA_WIRE_EXPOSE, &message.region, sizeof message - sizeof message.head);
+    if (!error)
+        link->next_region++;
     if (error == -EAGAIN) {
         link->transport->carrier->conceal(link, region);
         *region = (struct link_region){0};
@@ -384,29 +387,6 @@ int gaia_link_expose(struct gaia_link *link, const struct gaia_span *span, bool 
     return error;
 }
 
-int gaia_link_drop(struct gaia_link *link, uint32_t number)
-{
-    struct gaia_wire_short message = {.value = number};
-    int error;
-
-    pthread_mutex_lock(&link->transport->lock);
-    if (link->state != LINK_OPEN) {
-        error = transport_say(-EIO, "%s", link->why);
-    } else if (link->connected_here || number >= link->region_count ||
-               link->regions[number].state != REGION_OPEN) {
-        error = transport_say(-EINVAL, "region %u is not exposed", number);
-    } else {
-        error = link_say(link, GAIA_WIRE_DROP, &message.value, sizeof message - sizeof message.head);
-        if (!error) {
-            link->regions[number].state = REGION_GOING;
-            link->regions[number].since_ns = transport_time(link->transport);
-            link->regions_going++;
-        }
-    }
-    pthread_mutex_unlock(&link->transport->lock);
-    return error;
-}
-
 static int check_transfer(const struct gaia_link *link, const struct gaia_transfer *transfer)
 {
     const struct gaia_memory *memory = transfer->memory;
@@ -419,11 +399,9 @@ static int check_transfer(const struct gaia_link *link, const struct gaia_transf
                              (unsigned long long)transfer->memory_offset);
     if (transport_test.unchecked)
         return 0;
-    if (transfer->region >= link->region_count || link->regions[transfer->region].state == REGION_NONE)
+    if (transfer->region >= link->region_count || !link->regions[transfer->region].open)
         return transport_say(-EINVAL, "%s: no region %u", link->peer, transfer->region);
     region = &link->regions[transfer->region];
-    if (region->state != REGION_OPEN)
-        return transport_say(-ESTALE, "%s: region %u is being dropped", link->peer, transfer->region);
     if (transfer->offset > region->length || region->length - transfer->offset < transfer->length)
         return transport_say(-EINVAL, "%s: %u bytes at %llu of a region of %llu", link->peer,
                              transfer->length, (unsigned long long)transfer->offset,

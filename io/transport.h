@@ -61,12 +61,8 @@ struct gaia_transport_calls {
     int (*arrived)(void *context, struct gaia_link *link, const char *peer);
     /* bytes are valid during the call. NULL: messages are dropped. */
     void (*message)(void *context, struct gaia_link *link, const void *bytes, size_t length);
-    /* The peer has exposed a region of length bytes; and: it takes the region back: no transfer of it is
-     * under way then, and new ones fail with -ESTALE. May be NULL. */
+    /* The peer has exposed a region of length bytes, which stays until the link ends. May be NULL. */
     void (*exposed)(void *context, struct gaia_link *link, uint32_t region, uint64_t length);
-    void (*dropped)(void *context, struct gaia_link *link, uint32_t region);
-    /* What gaia_link_drop() began has ended: the peer can't reach the region any more. May be NULL. */
-    void (*concealed)(void *context, struct gaia_link *link, uint32_t region);
     /* The link has ended, and all its transfers with it: 0, the peer has closed it; or a negative errno:
      * -EIO, the peer has died or does not answer, or a transfer failed; -EPROTO, it has sent what makes no
      * sense; or why its arrived() has refused (gaia_transport_why() says more during the call). The link
@@ -197,17 +193,11 @@ unsigned gaia_link_timeout_ms(const struct gaia_link *link);
  * that was sent need not be received. */
 int gaia_link_send(struct gaia_link *link, const void *bytes, size_t length);
 
-/* Expose a span to the peer of an accepted link. It must stay mapped, with its pages, until concealed() or
+/* Expose a span to the peer of an accepted link. It must stay mapped, with its pages, until
  * gaia_link_close(). 0; or -EAGAIN as above, -EINVAL (span; or this side connected), -ENOBUFS
  * (GAIA_LINK_REGIONS_MAX), -ENOMEM, -EFAULT, -EOPNOTSUPP, -EIO. */
 int gaia_link_expose(struct gaia_link *link, const struct gaia_span *span, bool writable,
                      uint32_t *region_out);
-
-/* Take a region back. (Only tests do so yet: what nodes expose stays exposed until its link ends.) The peer
- * lets its transfers end first, then concealed() is called. The link to a peer that does not answer is
- * ended. 0; or -EAGAIN as above, -EINVAL (no such region, or it is on its way),
- * -EIO. */
-int gaia_link_drop(struct gaia_link *link, uint32_t region);
 
 /* One read or write. It must stay until done was called, which happens once for each that was posted: 0, or
  * -ECANCELED (gaia_link_close()), or -EIO (anything else, and the link has ended), or, if `cuttable` is set,
@@ -233,8 +223,8 @@ struct gaia_transfer {
 /* Post transfers on a queue of a connected link, with one doorbell for all. Fills no more than the queue
  * takes: how many were posted, from the first on; or, when the first was not, -EAGAIN (the queue is full),
  * -EINVAL (a length past the region or the memory, or 0, or over the maximum; no such queue or region; an
- * accepted link), -EACCES (a write, and the region is not writable), -ESTALE (the region is being dropped),
- * -ESHUTDOWN (the link had ended), -EIO (this has ended it). */
+ * accepted link), -EACCES (a write, and the region is not writable), -ESHUTDOWN (the link had ended), -EIO
+ * (this has ended it). */
 int gaia_link_post(struct gaia_link *link, unsigned queue, struct gaia_transfer *const *transfers,
                    unsigned count);
 

@@ -44,26 +44,17 @@ struct link_queue {
     void *own;
 };
 
-enum region_state {
-    REGION_NONE,
-    REGION_OPEN,
-    REGION_GOING,      /* DROP was sent, or has come */
-    REGION_GONE_UNSAID /* connected side: no transfer is left, and DROPPED could not be sent yet */
-};
-
 /* Accepted side: what is exposed. Connected side: what the peer has exposed. */
 struct link_region {
-    enum region_state state;
+    bool open; /* else there is none of this number */
     bool writable;
-    unsigned busy; /* connected side: transfers under way */
     uint64_t address, length, key;
-    uint64_t since_ns; /* accepted side: transport_time() when DROP was sent */
-    void *own;         /* accepted side, the carrier's */
+    void *own; /* accepted side, the carrier's */
 };
 
 struct link_event {
     STAILQ_ENTRY(link_event) entry;
-    enum { EVENT_ARRIVED, EVENT_MESSAGE, EVENT_EXPOSED, EVENT_DROPPED, EVENT_CONCEALED } kind;
+    enum { EVENT_ARRIVED, EVENT_MESSAGE, EVENT_EXPOSED } kind;
     uint32_t region;
     uint64_t length;
     unsigned char bytes[];
@@ -99,8 +90,7 @@ struct gaia_link {
 
     struct link_region *regions;
     unsigned region_count; /* of the array */
-    unsigned regions_going;
-    uint32_t next_region; /* accepted side: the number to try first */
+    uint32_t next_region;  /* accepted side: the number of the next */
     STAILQ_HEAD(, link_event) events;
     struct gaia_transfer *done, **done_last;
     void *own; /* the carrier's */
@@ -218,8 +208,8 @@ void queue_leave(struct gaia_transport *transport, struct link_queue *queue);
 struct gaia_link *link_new(struct gaia_transport *transport, bool connected_here);
 /* It has ended, nothing is left to be told. */
 void link_free(struct gaia_link *link);
-/* A place for a region of this side; NULL: none. */
-struct link_region *link_region_new(struct gaia_link *link, uint32_t *number_out);
+/* A place for the next region of this side; NULL: none. */
+struct link_region *link_region_new(struct gaia_link *link);
 /* What to say first on a queue that this side connects. */
 void link_hello(const struct gaia_link *link, unsigned queue, struct gaia_wire_hello *hello_out);
 /* An unknown peer's first message. 0: it is fine, *queue_out is to come up with *answer_out as the reply; or

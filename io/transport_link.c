@@ -108,8 +108,6 @@ static void transfer_end(struct gaia_link *link, struct gaia_transfer *transfer,
     *link->done_last = transfer;
     link->done_last = &transfer->next;
     transfer->memory->busy--;
-    if (transfer->region < link->region_count)
-        link->regions[transfer->region].busy--;
 }
 
 static struct gaia_transfer *queue_pop(struct link_queue *queue)
@@ -403,35 +401,11 @@ static void say_short(struct gaia_link *link, enum gaia_wire_op op, uint32_t val
     link_say(link, op, &message.value, sizeof message - sizeof message.head);
 }
 
-/* The connected side's transfers of a region that is going have ended. */
-static void say_dropped(struct gaia_link *link, uint32_t number)
-{
-    struct link_region *region = &link->regions[number];
-    struct gaia_wire_short message = {.value = number};
-    int error = link_say(link, GAIA_WIRE_DROPPED, &message.value, sizeof message - sizeof message.head);
-
-    if (error == -EAGAIN) { /* link_credited() tries again */
-        region->state = REGION_GONE_UNSAID;
-        return;
-    }
-    *region = (struct link_region){0};
-    link->regions_going--;
-    if (!error)
-        add_event(link, EVENT_DROPPED, number, 0, NULL);
-}
-
 static void link_credited(struct gaia_link *link, unsigned credits)
 {
     link->credits += credits;
-    if (link->credits > GAIA_LINK_CREDITS) {
+    if (link->credits > GAIA_LINK_CREDITS)
         link_end(link, -EPROTO, "%s has taken more messages than there were", link->peer);
-        return;
-    }
-    if (!link->connected_here || !credits || !link->regions_going)
-        return;
-    for (uint32_t i = 0; i < link->region_count && link->credits && link->state == LINK_OPEN; i++)
-        if (link->regions[i].state == REGION_GONE_UNSAID)
-            say_dropped(link, i);
 }
 
 /* A place for region number; NULL: none, or it is taken. */
@@ -451,7 +425,7 @@ static struct link_region *region_slot(struct gaia_link *link, uint32_t number)
         link->regions = regions;
         link->region_count = count;
     }
-    return link->regions[number].state == REGION_NONE ? &link->regions[number] : NULL;
+    return link->regions[number].open ? NULL : &link->regions[number];
 }
 
 static const char *take_expose(struct gaia_link *link, const void *bytes)
@@ -468,7 +442,7 @@ static const char *take_expose(struct gaia_link *link, const void *bytes)
     region = region_slot(link, message.region);
     if (!region)
         return "exposes a region twice, or too many";
-    *region = (struct link_region){.state = REGION_OPEN,
+    *region = (struct link_region){.open = true,
                                    .writable = message.writable,
                                    .address = message.address,
                                    .length = message.length,
@@ -477,36 +451,17 @@ static const char *take_expose(struct gaia_link *link, const void *bytes)
     return NULL;
 }
 
-static const char *take_drop(struct gaia_link *link, uint32_t number)
+static void take_bye(struct gaia_link *link, const void *bytes)
 {
-    if (!link->connected_here || number >= link->region_count || link->regions[number].state != REGION_OPEN)
-        return "drops what it has not exposed";
-    link->regions[number].state = REGION_GOING;
-    link->regions_going++;
-    if (!link->regions[number].busy)
-        say_dropped(link, number);
-    return NULL;
-}
+    struct gaia_wire_short bye;
 
-static const char *take_dropped(struct gaia_link *link, uint32_t number)
-{
-    if (link->connected_here || number >= link->region_count || link->regions[number].state != REGION_GOING)
-        return "answers a DROP that nobody sent";
-    link->transport->carrier->conceal(link, &link->regions[number]);
-    link->regions[number] = (struct link_region){0};
-    link->regions_going--;
-    add_event(link, EVENT_CONCEALED, number, 0, NULL);
-    return NULL;
-}
-
-static void take_bye(struct gaia_link *link, uint32_t value)
-{
-    if (!value)
+    memcpy(&bye, bytes, sizeof bye);
+    if (!bye.value)
         link_end(link, -ESHUTDOWN, "%s has closed the link", link->peer);
-    else if (value < 4096)
-        link_end(link, -(int)value, "%s refuses: %s", link->peer, strerror((int)value));
+    else if (bye.value < 4096)
+        link_end(link, -(int)bye.value, "%s refuses: %s", link->peer, strerror((int)bye.value));
     else
-        link_end(link, -EPROTO, "%s: a BYE with error %u", link->peer, value);
+        link_end(link, -EPROTO, "%s: a BYE with error %u", link->peer, bye.value);
 }
 
 /* Why the bytes are no message that may come now, or NULL. */
@@ -517,8 +472,6 @@ static const char *check_message(const struct gaia_wire_head *head, size_t lengt
     } sizes[] = {
         [GAIA_WIRE_USER] = {sizeof *head + 1, sizeof *head + GAIA_LINK_MESSAGE_MAX},
         [GAIA_WIRE_EXPOSE] = {sizeof(struct gaia_wire_expose), sizeof(struct gaia_wire_expose)},
-        [GAIA_WIRE_DROP] = {sizeof(struct gaia_wire_short), sizeof(struct gaia_wire_short)},
-        [GAIA_WIRE_DROPPED] = {sizeof(struct gaia_wire_short), sizeof(struct gaia_wire_short)},
         [GAIA_WIRE_KEEPALIVE] = {sizeof(struct gaia_wire_short), sizeof(struct gaia_wire_short)},
         [GAIA_WIRE_BYE] = {sizeof(struct gaia_wire_short), sizeof(struct gaia_wire_short)},
     };
@@ -536,22 +489,14 @@ static const char *check_message(const struct gaia_wire_head *head, size_t lengt
 
 static const char *take_message(struct gaia_link *link, const struct gaia_wire_head *head, const void *bytes)
 {
-    struct gaia_wire_short brief = {0};
-
-    if (head->length >= sizeof brief)
-        memcpy(&brief, bytes, sizeof brief);
     switch (head->op) {
     case GAIA_WIRE_USER:
         add_event(link, EVENT_MESSAGE, 0, head->length - sizeof *head, (const char *)bytes + sizeof *head);
         return NULL;
     case GAIA_WIRE_EXPOSE:
         return take_expose(link, bytes);
-    case GAIA_WIRE_DROP:
-        return take_drop(link, brief.value);
-    case GAIA_WIRE_DROPPED:
-        return take_dropped(link, brief.value);
     case GAIA_WIRE_BYE:
-        take_bye(link, brief.value);
+        take_bye(link, bytes);
         return NULL;
     default:
         return NULL;
@@ -583,17 +528,13 @@ void link_received(struct gaia_link *link, const void *bytes, size_t length)
 
 void queue_push(struct link_queue *queue, struct gaia_transfer *transfer)
 {
-    struct gaia_link *link = queue->link;
-
-    transfer->posted_ns = transport_time(link->transport);
+    transfer->posted_ns = transport_time(queue->link->transport);
     transfer->error = 0;
     transfer->next = NULL;
     *queue->last = transfer;
     queue->last = &transfer->next;
     queue->busy++;
     transfer->memory->busy++;
-    if (transfer->region < link->region_count)
-        link->regions[transfer->region].busy++;
 }
 
 void queue_completed(struct link_queue *queue, unsigned count, int error)
@@ -602,22 +543,12 @@ void queue_completed(struct link_queue *queue, unsigned count, int error)
 
     for (; count; count--) {
         struct gaia_transfer *transfer = queue_pop(queue);
-        uint32_t number = transfer->region;
+        bool failed = error && count == 1;
 
-        if (error && count == 1) {
-            uint32_t length = transfer->length;
-
-            transfer_end(link, transfer, -EIO);
-            link_end(link, -EIO, "%s: a transfer of %u bytes failed: %s", link->peer, length,
+        transfer_end(link, transfer, failed ? -EIO : transfer->error);
+        if (failed) /* it is told later, and there until then */
+            link_end(link, -EIO, "%s: a transfer of %u bytes failed: %s", link->peer, transfer->length,
                      strerror(-error));
-            break;
-        }
-        transfer_end(link, transfer, transfer->error);
-        if (number < link->region_count && link->regions[number].state == REGION_GOING &&
-            !link->regions[number].busy)
-            say_dropped(link, number);
-        if (link->state == LINK_ENDED) /* it took all that was left */
-            break;
     }
     link_make_ready(link);
 }
@@ -627,17 +558,6 @@ void queue_completed(struct link_queue *queue, unsigned count, int error)
 static bool late(uint64_t since_ns, uint64_t now_ns, unsigned timeout_ms)
 {
     return now_ns > since_ns && now_ns - since_ns > (uint64_t)timeout_ms * MS;
-}
-
-static bool drop_is_late(const struct gaia_link *link, uint64_t now_ns)
-{
-    if (link->connected_here || !link->regions_going)
-        return false;
-    for (uint32_t i = 0; i < link->region_count; i++)
-        if (link->regions[i].state == REGION_GOING &&
-            late(link->regions[i].since_ns, now_ns, link->transport->config.timeout_ms))
-            return true;
-    return false;
 }
 
 void link_tick(struct gaia_link *link, uint64_t now_ns)
@@ -660,24 +580,12 @@ void link_tick(struct gaia_link *link, uint64_t now_ns)
     }
     if (late(link->heard_ns, now_ns, timeout_ms))
         link_end(link, -EIO, "%s has said nothing for %u ms", link->peer, timeout_ms);
-    else if (drop_is_late(link, now_ns))
-        link_end(link, -EIO, "%s has not let go of a region for %u ms", link->peer, timeout_ms);
     else if (late(link->said_ns, link->transport->looked_ns, link->interval_ms))
         say_short(link, GAIA_WIRE_KEEPALIVE, 0);
 }
 
-/* For the public calls: a place for a region of this side. In turn: a number is not used again soon, as a
- * peer that still means the region that had it would get the bytes of another one. */
-struct link_region *link_region_new(struct gaia_link *link, uint32_t *number_out)
+/* For the public calls. */
+struct link_region *link_region_new(struct gaia_link *link)
 {
-    for (uint32_t i = 0; i < GAIA_LINK_REGIONS_MAX; i++) {
-        uint32_t number = (link->next_region + i) % GAIA_LINK_REGIONS_MAX;
-
-        if (number < link->region_count && link->regions[number].state != REGION_NONE)
-            continue;
-        *number_out = number;
-        link->next_region = number + 1;
-        return region_slot(link, number);
-    }
-    return NULL;
+    return region_slot(link, link->next_region);
 }

@@ -175,9 +175,8 @@ static unsigned char *look_up(const struct gaia_link *link, const struct gaia_wi
     uint64_t number = entry->key % GAIA_LINK_REGIONS_MAX;
     const struct link_region *region = number < link->region_count ? &link->regions[number] : NULL;
 
-    if (!region || (region->state != REGION_OPEN && region->state != REGION_GOING) ||
-        region->key != entry->key || (entry->write && !region->writable) || entry->address > region->length ||
-        region->length - entry->address < entry->length)
+    if (!region || !region->open || region->key != entry->key || (entry->write && !region->writable) ||
+        entry->address > region->length || region->length - entry->address < entry->length)
         return NULL;
     return (unsigned char *)region->own + entry->address;
 }

@@ -40,14 +40,6 @@ static void call_event(struct gaia_link *link, const struct link_event *event)
         if (calls->exposed)
             calls->exposed(context, link, event->region, event->length);
         break;
-    case EVENT_DROPPED:
-        if (calls->dropped)
-            calls->dropped(context, link, event->region);
-        break;
-    case EVENT_CONCEALED:
-        if (calls->concealed)
-            calls->concealed(context, link, event->region);
-        break;
     }
 }
 

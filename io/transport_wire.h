@@ -14,13 +14,11 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little-en
 #define GAIA_WIRE_MAX 4608u /* bytes of a message with its head: a page and what is said of it have room */
 
 enum gaia_wire_op {
-    GAIA_WIRE_HELLO = 1, /* both ways, once for each queue */
-    GAIA_WIRE_REFUSED,   /* instead of a HELLO: error; version says what this side speaks */
-    GAIA_WIRE_USER,      /* the caller's bytes */
-    GAIA_WIRE_EXPOSE,    /* accepted side only, as is DROP */
-    GAIA_WIRE_DROP,
-    GAIA_WIRE_DROPPED, /* connected side only */
-    GAIA_WIRE_KEEPALIVE,
+    GAIA_WIRE_HELLO = 1,     /* both ways, once for each queue */
+    GAIA_WIRE_REFUSED,       /* instead of a HELLO: error; version says what this side speaks */
+    GAIA_WIRE_USER,          /* the caller's bytes */
+    GAIA_WIRE_EXPOSE,        /* accepted side only */
+    GAIA_WIRE_KEEPALIVE = 7, /* as every build of this version has it */
     GAIA_WIRE_BYE,
     GAIA_WIRE_TRANSFERS, /* the local carrier's work requests and their completions */
     GAIA_WIRE_DONE,
@@ -55,7 +53,7 @@ struct gaia_wire_expose {
     uint64_t key;
 };
 
-/* DROP, DROPPED: region. KEEPALIVE: 0. BYE: 0. */
+/* KEEPALIVE: 0. BYE: 0, or a positive errno. */
 struct gaia_wire_short {
     struct gaia_wire_head head;
     uint32_t value;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a node answers that was connected to, over the local carrier: the input is that node. It greets,
- * exposes and drops regions, says that transfers are done which are and which are not, and stores to the
+ * exposes regions, says that transfers are done which are and which are not, and stores to the
  * shared stage meanwhile. Each transfer ends once, and no byte reaches memory that none was asked for. */
 #include <errno.h>
 #include <poll.h>
@@ -98,12 +98,6 @@ static void say(struct world *w, unsigned queue, const void *bytes, size_t lengt
 static void expose(struct world *w, struct input *in)
 {
     uint8_t odd = take_u8(in);
-    struct gaia_wire_short drop = {.head = {sizeof drop, GAIA_WIRE_VERSION, GAIA_WIRE_DROP, 0},
-                                   .value = odd / 8 % 4};
-    if (odd % 8 == 7) { /* or takes one back */
-        say(w, 0, &drop, sizeof drop);
-        return;
-    }
     struct gaia_wire_expose message = {.head = {sizeof message, GAIA_WIRE_VERSION, GAIA_WIRE_EXPOSE, odd & 1},
                                        .region = odd & 2 ? (uint32_t)take_odd(in) : take_u8(in) % 4,
                                        .writable = odd & 4 ? take_u8(in) % 3 : 1,

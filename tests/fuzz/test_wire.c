@@ -152,13 +152,6 @@ static void greet(struct world *w, struct peer *peer, struct input *in)
     say(peer, &hello, odd % 16 == 6 ? take_u8(in) % sizeof hello : sizeof hello);
 }
 
-static void say_dropped(struct peer *peer, uint32_t region)
-{
-    struct gaia_wire_short message = {.head = {sizeof message, GAIA_WIRE_VERSION, GAIA_WIRE_DROPPED, 0},
-                                      .value = region};
-    say(peer, &message, sizeof message);
-}
-
 static void say_anything(struct peer *peer, struct input *in)
 {
     uint8_t bytes[GAIA_WIRE_MAX + 200], odd = take_u8(in);
@@ -245,8 +238,6 @@ static void act(struct world *w, struct input *in)
         (void)gaia_link_send(link, w->address, sizeof w->address);
         break;
     case 1:
-        (void)gaia_link_drop(link, take_u8(in) % 4);
-        break;
     case 2:
         (void)gaia_link_expose(link, &(struct gaia_span){w->writable, REGION, -1}, true, &region);
         break;
@@ -289,8 +280,6 @@ static void step(struct world *w, struct input *in)
         break;
     case 4:
         hear(w, peer);
-        if (op >= 192)
-            say_dropped(peer, op / 32 % 2);
         break;
     case 5:
         if (op & 64)

@@ -257,46 +257,7 @@ static void test_longest(void **state)
 
 /* ---- regions ---- */
 
-/* DROP while reads are under way: they end well, new ones are refused, then the region is the server's again.
- */
-static void test_drop(void **state)
-{
-    static struct pair pair;
-    uint8_t *remote = new_frames(64 * KIB), *local = new_frames(64 * KIB);
-    struct shot shots[8], late;
-
-    (void)state;
-    pair_open(&pair, 1, 8, TIMEOUT_MS);
-    fill(remote, 64 * KIB, 4);
-    struct gaia_memory *memory = new_memory(&pair.client, local, 64 * KIB);
-    for (unsigned round = 0; round < 20; round++) {
-        uint32_t region = expose_to(&pair, 0, remote, 64 * KIB, false);
-
-        memset(local, 0, 64 * KIB);
-        for (unsigned i = 0; i < 8; i++) {
-            shots[i] = new_shot(memory, i * 8 * KIB, region, i * 8 * KIB, 8 * KIB, false);
-            assert_int_equal(post_one(pair.link, 0, &shots[i]), 1);
-        }
-        must(gaia_link_drop(pair.server.links[0], region));
-        assert_int_equal(gaia_link_drop(pair.server.links[0], region), -EINVAL);
-        await(&pair.client, &pair.client.dropped, round + 1);
-        for (unsigned i = 0; i < 8; i++) {
-            assert_int_equal(shots[i].calls, 1);
-            assert_int_equal(shots[i].error, 0);
-        }
-        assert_true(matches(local, 64 * KIB, 4, 0));
-        late = new_shot(memory, 0, region, 0, 4096, false);
-        assert_int_equal(post_one(pair.link, 0, &late), -EINVAL);
-        await(&pair.server, &pair.server.concealed, round + 1);
-    }
-    assert_int_equal(gaia_link_error(pair.link), 0);
-    gaia_memory_release(memory);
-    pair_close(&pair);
-    munmap(remote, 64 * KIB);
-    munmap(local, 64 * KIB);
-}
-
-/* More regions than credits, and than the table has at first; all readable, all dropped. */
+/* More regions than credits, and than the table has at first; all readable. */
 static void test_many_regions(void **state)
 {
     enum { REGIONS = 100 };
@@ -316,15 +277,6 @@ static void test_many_regions(void **state)
         assert_int_equal(shoot(&pair.client, pair.link, &shot), 0);
         assert_true(matches(local, 4 * KIB, 5, i * 4 * KIB));
     }
-    for (unsigned i = 0; i < REGIONS; i++) {
-        int error;
-
-        while ((error = gaia_link_drop(pair.server.links[0], regions[i])) == -EAGAIN)
-            gaia_transport_poll(pair.client.transport, 10);
-        must(error);
-    }
-    await(&pair.client, &pair.client.dropped, REGIONS);
-    await(&pair.server, &pair.server.concealed, REGIONS);
     gaia_memory_release(memory);
     pair_close(&pair);
     munmap(remote, REGIONS * 4 * KIB);
@@ -649,7 +601,6 @@ int main(int argc, char **argv)
         CASE(test_transfers_many_queues),
         CASE(test_depth),
         CASE(test_longest),
-        CASE(test_drop),
         CASE(test_many_regions),
         CASE(test_many_links),
         CASE(test_close_under_way),

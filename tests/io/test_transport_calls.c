@@ -108,8 +108,6 @@ static void talk(struct side *server, struct side *client, struct gaia_link *lin
         !awaited(client, &client->exposed, 1))
         return;
     read_and_check(client, link, memory);
-    if (goes_well(gaia_link_drop(server->links[0], region)) && awaited(client, &client->dropped, 1))
-        awaited(server, &server->concealed, 1);
 }
 
 static void with_client(struct side *server)

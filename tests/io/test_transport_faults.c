@@ -85,7 +85,6 @@ struct bad_message {
     uint8_t credits;
     uint64_t words[4]; /* what follows */
     int repeat;        /* sent so often besides */
-    bool after_expose; /* of region 7 */
 };
 
 #define W(a, b) ((uint64_t)(a) | (uint64_t)(b) << 32)
@@ -98,15 +97,14 @@ static const struct bad_message bad_messages[] = {
     {.what = "says no length", .op = GAIA_WIRE_USER, .length = 16, .said = 1},
     {.what = "another version", .op = GAIA_WIRE_USER, .version = 9, .length = 16},
     {.what = "operation 0", .op = 0, .length = 16},
+    {.what = "operation 5", .op = 5, .length = 16},
+    {.what = "operation 6, of who exposes", .from_server = true, .op = 6, .length = 16},
     {.what = "operation 200", .op = 200, .length = 16},
     {.what = "a user's message without bytes", .op = GAIA_WIRE_USER, .length = 8},
     {.what = "a second HELLO", .op = GAIA_WIRE_HELLO, .length = 40},
     {.what = "a KEEPALIVE of the wrong length", .op = GAIA_WIRE_KEEPALIVE, .length = 24},
     {.what = "credits that nobody spent", .op = GAIA_WIRE_KEEPALIVE, .length = 16, .credits = 200},
     {.what = "EXPOSE of who connected", .op = GAIA_WIRE_EXPOSE, .length = 40, .words = {0, 0x1000, 4096, 1}},
-    {.what = "DROP of who connected", .op = GAIA_WIRE_DROP, .length = 16},
-    {.what = "DROPPED that nobody asked for", .op = GAIA_WIRE_DROPPED, .length = 16},
-    {.what = "DROPPED of no region", .op = GAIA_WIRE_DROPPED, .length = 16, .words = {UINT32_MAX}},
     {.what = "a BYE of no errno", .op = GAIA_WIRE_BYE, .length = 16, .words = {99999}},
     {.what = "EXPOSE of no length",
      .from_server = true,
@@ -144,19 +142,6 @@ static const struct bad_message bad_messages[] = {
      .op = GAIA_WIRE_EXPOSE,
      .length = 32,
      .words = {7, 0x1000, 4096}},
-    {.what = "DROP of no region", .from_server = true, .op = GAIA_WIRE_DROP, .length = 16, .words = {3}},
-    {.what = "DROP of another region than there is",
-     .from_server = true,
-     .op = GAIA_WIRE_DROP,
-     .length = 16,
-     .words = {3},
-     .after_expose = true},
-    {.what = "DROP of region 4 billion",
-     .from_server = true,
-     .op = GAIA_WIRE_DROP,
-     .length = 16,
-     .words = {UINT32_MAX}},
-    {.what = "DROPPED from who exposes", .from_server = true, .op = GAIA_WIRE_DROPPED, .length = 16},
     {.what = "transfers done that nobody asked for",
      .from_server = true,
      .op = GAIA_WIRE_DONE,
@@ -174,17 +159,6 @@ static const struct bad_message bad_messages[] = {
     {.what = "a transfer of no bytes", .op = GAIA_WIRE_TRANSFERS, .length = 40, .words = {1, 0, 0, 0}},
 };
 
-static void send_expose(struct gaia_link *link)
-{
-    struct gaia_wire_expose message = {.head = {sizeof message, GAIA_WIRE_VERSION, GAIA_WIRE_EXPOSE, 0},
-                                       .region = 7,
-                                       .address = 0x1000,
-                                       .length = 4096,
-                                       .key = 1};
-
-    assert_int_equal(transport_test_send(link, &message, sizeof message), 0);
-}
-
 static void send_bad(struct gaia_link *link, const struct bad_message *bad)
 {
     struct {
@@ -193,8 +167,6 @@ static void send_bad(struct gaia_link *link, const struct bad_message *bad)
     } message = {.head = {bad->said ? bad->said : bad->length,
                           bad->version ? bad->version : GAIA_WIRE_VERSION, bad->op, bad->credits}};
 
-    if (bad->after_expose)
-        send_expose(link);
     memcpy(message.words, bad->words, sizeof message.words);
     for (int i = 0; i <= bad->repeat; i++)
         assert_int_equal(transport_test_send(link, &message, bad->length), 0);
@@ -362,37 +334,6 @@ static void test_key_of_closed_session(void **state)
     keys_close(&k);
 }
 
-static void test_key_of_dropped_region(void **state)
-{
-    static struct keys k;
-
-    (void)state;
-    keys_open(&k, true);
-    must(gaia_link_drop(k.pair.server.links[0], k.region));
-    await(&k.pair.client, &k.pair.client.dropped, 1);
-    await(&k.pair.server, &k.pair.server.concealed, 1);
-    must_be_refused(&k, k.pair.link, 0, 4096, false);
-    keys_close(&k);
-}
-
-/* Who still means a region that has gone gets no bytes of the next one. */
-static void test_number_of_dropped_region(void **state)
-{
-    static struct keys k;
-    struct gaia_transfer *transfer;
-
-    (void)state;
-    keys_open(&k, true);
-    must(gaia_link_drop(k.pair.server.links[0], k.region));
-    await(&k.pair.client, &k.pair.client.dropped, 1);
-    await(&k.pair.server, &k.pair.server.concealed, 1);
-    assert_int_not_equal(expose_to(&k.pair, 0, k.secret, 16 * KIB, true), k.region);
-    struct shot shot = new_shot(k.memory, 0, k.region, 0, 4096, false);
-    transfer = &shot.transfer;
-    assert_int_equal(gaia_link_post(k.pair.link, 0, &transfer, 1), -EINVAL);
-    keys_close(&k);
-}
-
 static void test_past_the_frame(void **state)
 {
     static struct keys k;
@@ -530,8 +471,6 @@ int main(int argc, char **argv)
         CASE(test_key_of_another_session),
         CASE(test_write_with_key_of_another_session),
         CASE(test_key_of_closed_session),
-        CASE(test_key_of_dropped_region),
-        CASE(test_number_of_dropped_region),
         CASE(test_past_the_frame),
         CASE(test_before_the_frame),
         CASE(test_write_to_read_only),

@@ -166,61 +166,6 @@ static void test_peer_ignores_transfers(void **state)
     parent_close(&p);
 }
 
-/* A region that is not given back: the stopped peer does not answer DROP. Here the test is the server. */
-static void test_drop_unanswered(void **state)
-{
-    static struct pair pair;
-    uint8_t *remote = new_frames(4 * KIB);
-
-    (void)state;
-    pair_open(&pair, 1, 4, SHORT_MS);
-    uint32_t region = expose_to(&pair, 0, remote, 4 * KIB, false);
-    must(gaia_link_drop(pair.server.links[0], region));
-    /* The client, in this thread, does not poll. */
-    uint64_t began = now_ms();
-    while (!pair.server.closed && now_ms() - began < SHORT_MS + SLACK_MS)
-        nap_ms(10);
-    assert_int_equal(pair.server.closed, 1);
-    assert_int_equal(pair.server.closed_error, -EIO);
-    assert_int_equal(pair.server.concealed, 0);
-    gaia_link_close(pair.link);
-    pair_close(&pair);
-    munmap(remote, 4 * KIB);
-}
-
-/* One that lives and says so, and keeps it: a transfer of the region does not end. */
-static void test_drop_kept(void **state)
-{
-    static struct pair pair;
-    uint8_t *remote = new_frames(4 * KIB), *local = new_frames(4 * KIB);
-    struct gaia_link_options options = {.queues = 1, .depth = 4};
-
-    (void)state;
-    if (carrier != GAIA_CARRIER_LOCAL)
-        skip(); /* a NIC ends its transfers */
-    side_open(&pair.server, true, SHORT_MS);
-    side_open(&pair.client, false, 20 * SHORT_MS);
-    must(gaia_link_connect(pair.client.transport, pair.server.address, &options, &pair.link));
-    await(&pair.server, &pair.server.arrived, 1);
-    struct gaia_memory *memory = new_memory(&pair.client, local, 4 * KIB);
-    uint32_t region = expose_to(&pair, 0, remote, 4 * KIB, false);
-    struct shot shot = new_shot(memory, 0, region, 0, 4096, false);
-    transport_test.deaf = true;
-    assert_int_equal(post_one(pair.link, 0, &shot), 1);
-    must(gaia_link_drop(pair.server.links[0], region));
-    assert_true(await_ms(&pair.client, &pair.client.closed, 1, SHORT_MS + SLACK_MS));
-    await(&pair.server, &pair.server.closed, 1);
-    assert_int_equal(pair.server.closed_error, -EIO);
-    assert_non_null(strstr(pair.server.closed_why, "has not let go"));
-    assert_int_equal(shot.calls, 1);
-    assert_int_equal(shot.error, -EIO);
-    gaia_link_close(pair.link);
-    gaia_memory_release(memory);
-    pair_close(&pair);
-    munmap(remote, 4 * KIB);
-    munmap(local, 4 * KIB);
-}
-
 static void test_connect_to_stopped_peer(void **state)
 {
     struct peer peer;
@@ -242,9 +187,8 @@ static void test_connect_to_stopped_peer(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_peer_killed),     CASE(test_rejected_by_a_kernel),    CASE(test_peer_stops),
-        CASE(test_idle_peer_stops), CASE(test_peer_ignores_transfers),  CASE(test_drop_unanswered),
-        CASE(test_drop_kept),       CASE(test_connect_to_stopped_peer),
+        CASE(test_peer_killed),     CASE(test_rejected_by_a_kernel),   CASE(test_peer_stops),
+        CASE(test_idle_peer_stops), CASE(test_peer_ignores_transfers), CASE(test_connect_to_stopped_peer),
     };
 
     take_arguments(argc, argv);

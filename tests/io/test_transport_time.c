@@ -352,27 +352,6 @@ static void test_transfer_while_both_stood_still(void **state)
     transfer_beside_stop(false);
 }
 
-/* Nor does that of a region that is to be given back. */
-static void test_drop_while_both_stood_still(void **state)
-{
-    static struct pair pair;
-    uint8_t *remote = new_frames(4 * KIB);
-
-    (void)state;
-    pair_open(&pair, 1, 4, LONG_MS);
-    uint32_t region = expose_to(&pair, 0, remote, 4 * KIB, false);
-    side_pause(&pair.server);
-    must(gaia_link_drop(pair.server.links[0], region));
-    clock_on(2 * LONG_MS);
-    look_on(&pair.server, 5);
-    for (unsigned i = 0; i < 100 && !pair.server.concealed; i++)
-        both_look(&pair);
-    assert_int_equal(pair.server.concealed, 1);
-    both_live(&pair);
-    pair_close(&pair);
-    munmap(remote, 4 * KIB);
-}
-
 /* How far apart this side's looks are. */
 static uint64_t pause_of(struct side *side)
 {
@@ -417,7 +396,6 @@ int main(int argc, char **argv)
         CASE(test_dead_while_both_stood_still),
         CASE(test_dead_for_who_looks_seldom),
         CASE(test_transfer_while_both_stood_still),
-        CASE(test_drop_while_both_stood_still),
         CASE(test_an_ended_link_has_nobody_look),
     };
 

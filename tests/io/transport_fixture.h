@@ -110,7 +110,7 @@ struct side {
     size_t message_length; /* of the last */
     uint8_t message[GAIA_LINK_MESSAGE_MAX];
     _Atomic bool echo, slow;
-    _Atomic unsigned exposed, dropped, concealed;
+    _Atomic unsigned exposed;
     uint32_t region; /* the last exposed */
     uint64_t region_length;
     _Atomic unsigned closed; /* counters rise last */
@@ -160,28 +160,6 @@ static void side_exposed(void *context, struct gaia_link *link, uint32_t region,
     pthread_mutex_unlock(&side->lock);
 }
 
-static void side_dropped(void *context, struct gaia_link *link, uint32_t region)
-{
-    struct side *side = context;
-
-    (void)link;
-    (void)region;
-    pthread_mutex_lock(&side->lock);
-    side->dropped++;
-    pthread_mutex_unlock(&side->lock);
-}
-
-static void side_concealed(void *context, struct gaia_link *link, uint32_t region)
-{
-    struct side *side = context;
-
-    (void)link;
-    (void)region;
-    pthread_mutex_lock(&side->lock);
-    side->concealed++;
-    pthread_mutex_unlock(&side->lock);
-}
-
 static void side_closed(void *context, struct gaia_link *link, int error)
 {
     struct side *side = context;
@@ -201,7 +179,7 @@ static inline struct gaia_transport_config side_config(struct side *side, bool l
         .address = side->address,
         .listen = listen,
         .timeout_ms = timeout_ms,
-        .calls = {side_arrived, side_message, side_exposed, side_dropped, side_concealed, side_closed},
+        .calls = {side_arrived, side_message, side_exposed, side_closed},
         .context = side,
     };
 }
