@@ -63,8 +63,7 @@ static int find_stale(struct replica *replica, struct copy_pages *entry)
     struct cache_file *file = replica->file;
 
     for (;;) {
-        struct leaf *leaf = index_find(&file->index, entry->leaf);
-        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        struct leaf_copy *copy = replica_find_copy(replica, entry->leaf);
         if (!copy) {
             entry->pages = 0;
             return 0;
@@ -73,7 +72,7 @@ static int find_stale(struct replica *replica, struct copy_pages *entry)
             pthread_cond_wait(&file->changed, &file->lock);
             continue;
         }
-        int error = file_cpu_release(file, leaf, entry->pages);
+        int error = file_cpu_release(file, copy->leaf, entry->pages);
         if (!error)
             entry->pages = stale_pages(copy, entry->pages);
         return error;
@@ -85,8 +84,7 @@ static void suspect_again(struct replica *replica, const struct copy_pages *list
 {
     pthread_mutex_lock(&replica->file->lock);
     for (size_t i = 0; i < n; i++) {
-        struct leaf *leaf = index_find(&replica->file->index, list[i].leaf);
-        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        struct leaf_copy *copy = replica_find_copy(replica, list[i].leaf);
         if (copy)
             replica_suspect(copy);
     }

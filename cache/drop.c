@@ -23,10 +23,9 @@ static void take_busy(struct replica *replica, struct copy_pages *entry, enum dr
     struct cache_file *file = replica->file;
 
     for (;;) {
-        struct leaf *leaf = index_find(&file->index, entry->leaf);
-        struct leaf_copy *copy = entry->copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        struct leaf_copy *copy = entry->copy = replica_find_copy(replica, entry->leaf);
         page_mask pages = copy ? entry->pages & copy->present : 0;
-        page_mask others = copy ? copy->busy | copy->releasing | leaf->invalidating : 0, going = 0;
+        page_mask others = copy ? copy->busy | copy->releasing | copy->leaf->invalidating : 0, going = 0;
         if (why == DROP_EVICT) {
             pages &= ~others;
         } else {

@@ -218,8 +218,7 @@ static page_mask choose(struct replica *replica, uint64_t leaf_number, uint64_t 
     page_mask chosen = 0;
 
     pthread_mutex_lock(&replica->file->lock);
-    struct leaf *leaf = index_find(&replica->file->index, leaf_number);
-    struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    struct leaf_copy *copy = replica_find_copy(replica, leaf_number);
     if (replica->scans && replica->frames->clients) /* nothing would bring back what a GPU kernel touches */
         copy = NULL;
     for (unsigned first = 0; copy && first < LEAF_PAGES; first += piece) {

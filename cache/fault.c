@@ -47,8 +47,7 @@ static bool show_leaf_ahead(struct cache_map *map, uint64_t number, page_mask pa
     struct fill_store none = {.page = FILL_NO_PAGE};
 
     pthread_mutex_lock(&replica->file->lock);
-    struct leaf *leaf = pages ? index_find(&replica->file->index, number) : NULL;
-    struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    struct leaf_copy *copy = pages ? replica_find_copy(replica, number) : NULL;
     pages &= copy ? copy->present & ~copy->busy : 0;
     if (pages)
         copy->busy |= pages;
@@ -214,8 +213,7 @@ static void serve_store(struct cache_map *map, struct leaf_copy *copy, uint64_t 
     if (error || window.first + window.count <= leaf_end)
         return;
     pthread_mutex_lock(&replica->file->lock);
-    struct leaf *next = index_find(&replica->file->index, leaf_end >> LEAF_SHIFT);
-    copy = next ? leaf_find_copy(next, replica) : NULL;
+    copy = replica_find_copy(replica, leaf_end >> LEAF_SHIFT);
     page_mask pages = copy ? window_pages(map, copy, window) : 0;
     if (pages)
         open_pages(map, copy, pages, FILL_NO_PAGE);
@@ -286,7 +284,6 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
 {
     struct replica *replica = map->replica;
     uint64_t page = map->first + (fault->address - map->address) / GAIA_PAGE_SIZE;
-    struct leaf *leaf;
 
     trace_fault(map, page, fault);
     cache_map_be_sure(map);
@@ -299,8 +296,7 @@ void fault_serve(struct cache_map *map, const struct gaia_fault *fault)
     if (!fault->protection)
         replica_count(replica, faults, 1);
     pthread_mutex_lock(&replica->file->lock);
-    leaf = index_find(&replica->file->index, page >> LEAF_SHIFT);
-    struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    struct leaf_copy *copy = replica_find_copy(replica, page >> LEAF_SHIFT);
     if (copy && copy->busy & page_bit(page)) {
         trace_served(map, page, TRACE_LEFT);
         copy->waited |= page_bit(page);

@@ -74,13 +74,6 @@ static void group_end(struct fill_group *group, int error)
 #define for_each_leaf(number, first, count) \
     for (uint64_t number = (first) >> LEAF_SHIFT; number <= ((first) + (count)-1) >> LEAF_SHIFT; number++)
 
-static struct leaf_copy *find_copy(struct replica *replica, uint64_t leaf_number)
-{
-    struct leaf *leaf = index_find(&replica->file->index, leaf_number);
-
-    return leaf ? leaf_find_copy(leaf, replica) : NULL;
-}
-
 /* Rule 3, for pages that are about to be granted: the home gets what others released, and the copy its
  * vector. Lock held. */
 static int grant(struct leaf_copy *copy, page_mask pages)
@@ -185,7 +178,7 @@ static void fill_unbusy(struct fill *fill)
     pthread_mutex_lock(&replica->file->lock);
     for_each_leaf (number, fill->first, fill->count) {
         page_mask pages = page_range_mask(number, fill->first, fill->count);
-        page_mask wake = replica_unbusy(find_copy(replica, number), pages);
+        page_mask wake = replica_unbusy(replica_find_copy(replica, number), pages);
         if (!wake)
             continue;
         pthread_mutex_unlock(&replica->file->lock);
@@ -214,16 +207,17 @@ static bool fill_settle(struct fill *fill, int *error)
     }
     for_each_leaf (number, fill->first, fill->count)
         if (!*error)
-            *error = scan_take_placed(find_copy(replica, number),
+            *error = scan_take_placed(replica_find_copy(replica, number),
                                       page_range_mask(number, fill->first, fill->count),
                                       leaf_in_stage(fill, number));
     if (*error) {
         for_each_leaf (number, fill->first, fill->count)
-            replica_drop_twins(find_copy(replica, number), page_range_mask(number, fill->first, fill->count));
+            replica_drop_twins(replica_find_copy(replica, number),
+                               page_range_mask(number, fill->first, fill->count));
         return false;
     }
     for_each_leaf (number, fill->first, fill->count) {
-        struct leaf_copy *copy = find_copy(replica, number);
+        struct leaf_copy *copy = replica_find_copy(replica, number);
         replica_add_present(copy, page_range_mask(number, fill->first, fill->count));
         bool touched = fill->touched != FILL_NO_PAGE && fill->touched >> LEAF_SHIFT == number;
         evict_placed(replica->device, copy, touched);
@@ -240,7 +234,7 @@ static int expose_placed(const struct fill *fill, const struct fill_store *store
 
     for_each_leaf (number, fill->first, fill->count) {
         pthread_mutex_lock(&replica->file->lock);
-        struct leaf_copy *copy = find_copy(replica, number);
+        struct leaf_copy *copy = replica_find_copy(replica, number);
         pthread_mutex_unlock(&replica->file->lock);
         int one = fill_expose(fill->map, copy, page_range_mask(number, fill->first, fill->count), store);
         error = error ? error : one;
@@ -503,7 +497,7 @@ static uint64_t find_absent(struct replica *replica, uint64_t *page, uint64_t en
     uint64_t count = 0;
 
     for (uint64_t at = *page; at < end && count < most;) {
-        struct leaf_copy *copy = find_copy(replica, at >> LEAF_SHIFT);
+        struct leaf_copy *copy = replica_find_copy(replica, at >> LEAF_SHIFT);
         page_mask taken = copy ? copy->present | copy->busy : 0;
         bool absent = !(taken & page_bit(at));
         uint64_t run = run_of(taken, at, end);

@@ -43,10 +43,9 @@ static bool wait_a_little(struct cache_file *file)
 static int take_stored(struct replica *replica, struct copy_pages *entry)
 {
     for (;;) {
-        struct leaf *leaf = index_find(&replica->file->index, entry->leaf);
-        struct leaf_copy *copy = entry->copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        struct leaf_copy *copy = entry->copy = replica_find_copy(replica, entry->leaf);
         page_mask stored = copy ? (copy->twin | copy_stored(copy)) & copy->present : 0;
-        page_mask others = copy ? copy->busy | copy->releasing | leaf->invalidating : 0;
+        page_mask others = copy ? copy->busy | copy->releasing | copy->leaf->invalidating : 0;
         if (stored & others && wait_a_little(replica->file))
             continue;
         entry->pages = stored & ~others;

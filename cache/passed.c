@@ -99,12 +99,10 @@ static int compare_leaf(struct replica *replica, uint64_t number, uint64_t first
     struct cache_file *file = replica->file;
     page_mask range = page_range_mask(number, first, count), modified = 0;
     struct leaf_copy *copy;
-    struct leaf *leaf;
     int error = 0;
 
     for (;;) {
-        leaf = index_find(&file->index, number);
-        copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        copy = replica_find_copy(replica, number);
         if (!copy)
             return 0;
         if (!(copy->busy & ~copy->present & range))
@@ -119,7 +117,7 @@ static int compare_leaf(struct replica *replica, uint64_t number, uint64_t first
         left &= ~page_range_mask(0, at, length);
     }
     if (modified)
-        file_cpu_modified(file, leaf, modified);
+        file_cpu_modified(file, copy->leaf, modified);
     return error;
 }
 

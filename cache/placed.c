@@ -38,8 +38,7 @@ static bool leaf_lacks(struct replica *replica, uint64_t number, uint64_t first,
     struct cache_file *file = replica->file;
 
     for (;;) {
-        struct leaf *leaf = index_find(&file->index, number);
-        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        struct leaf_copy *copy = replica_find_copy(replica, number);
         uint64_t pages = file_pages(file->size), stop = end < pages ? end : pages;
         page_mask wanted = stop > first ? page_range_mask(number, first, stop - first) : 0;
         page_mask missing = copy ? wanted & ~copy->present : wanted;

@@ -289,12 +289,11 @@ static int refresh_leaf(struct refresh *r, const struct copy_pages *entry)
 
     while (!error) {
         const struct batch *b = &r->batches[r->filling];
-        struct leaf *leaf = index_find(&file->index, entry->leaf);
-        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, r->replica) : NULL;
+        struct leaf_copy *copy = replica_find_copy(r->replica, entry->leaf);
         page_mask here = copy ? copy->present & entry->pages : 0;
         if (!here)
             return 0;
-        bool busy = here & (copy->busy | copy->releasing | leaf->invalidating);
+        bool busy = here & (copy->busy | copy->releasing | copy->leaf->invalidating);
         bool full = b->looked + (size_t)__builtin_popcountll(here) > REFRESH_PAGES;
         if ((busy && (b->leaves || r->held)) || (full && r->held + 1 == HELD_BATCHES)) {
             error = send_all(r);

@@ -576,8 +576,7 @@ static int list_found(struct replica *replica, uint64_t first, uint64_t count, c
         return -ENOMEM;
     *n_out = 0;
     for (uint64_t i = 0; i < found->leaves && max; i++) {
-        struct leaf *leaf = found->masks[i] ? index_find(&replica->file->index, begin + i) : NULL;
-        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+        struct leaf_copy *copy = found->masks[i] ? replica_find_copy(replica, begin + i) : NULL;
         if (copy)
             add_todo(copy, found->masks[i], first, count, todo, n_out);
     }
@@ -623,9 +622,8 @@ static size_t take_free(struct replica *replica, struct release_work *todo, size
         most = GATHER_MAX / LEAF_PAGES;
 
     for (size_t i = 0; i < n && taken < most; i++) {
-        struct leaf *leaf = todo[i].owned ? index_find(&replica->file->index, todo[i].leaf) : NULL;
-        struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
-        page_mask others = copy ? copy->busy | copy->releasing | leaf->invalidating : 0;
+        struct leaf_copy *copy = todo[i].owned ? replica_find_copy(replica, todo[i].leaf) : NULL;
+        page_mask others = copy ? copy->busy | copy->releasing | copy->leaf->invalidating : 0;
         todo[i].owned &= copy ? copy_stored(copy) | others : 0;
         page_mask pages = todo[i].owned & ~others;
         if (!pages)

@@ -70,6 +70,13 @@ void replica_close(struct replica *replica)
     free(replica);
 }
 
+struct leaf_copy *replica_find_copy(const struct replica *replica, uint64_t leaf_number)
+{
+    const struct leaf *leaf = index_find(&replica->file->index, leaf_number);
+
+    return leaf ? leaf_find_copy(leaf, replica) : NULL;
+}
+
 void replica_update(struct leaf_copy *copy, page_mask stored_before)
 {
     struct replica *replica = copy->replica;
@@ -181,8 +188,7 @@ ssize_t replica_listed(struct replica *replica, enum replica_list which, uint64_
         return -ENOMEM;
     if (copy) { /* there are more of them than leaves in the range */
         for (uint64_t i = 0; i < leaves; i++) {
-            struct leaf *leaf = index_find(&replica->file->index, begin + i);
-            copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+            copy = replica_find_copy(replica, begin + i);
             if (copy && is_listed(copy, which))
                 list[n++] = copy;
         }

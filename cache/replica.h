@@ -98,6 +98,9 @@ static inline void replica_resident(struct replica *replica, int64_t pages)
     atomic_fetch_add(&replica->device->resident, (uint64_t)pages);
 }
 
+/* Its copy of a leaf, or NULL. */
+struct leaf_copy *replica_find_copy(const struct replica *replica, uint64_t leaf_number);
+
 /* The pages of a copy that a release has to look at: they have a twin and stores may have been made since it
  * was taken, or a release of them is under way; where stores are not reported, all pages. Call
  * replica_update() after any change of present, twin, sealed or releasing, with what this gave before the

@@ -55,8 +55,7 @@ static int clear(struct replica *replica, uint64_t page, size_t from)
 static void lose(struct replica *replica)
 {
     page_mask bit = page_bit(replica->unwiped.page);
-    struct leaf *leaf = index_find(&replica->file->index, replica->unwiped.page >> LEAF_SHIFT);
-    struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    struct leaf_copy *copy = replica_find_copy(replica, replica->unwiped.page >> LEAF_SHIFT);
 
     replica->unwiped.from = 0;
     if (!copy || !replica->scans)
@@ -134,8 +133,8 @@ void tail_left(const struct leaf_copy *copy, page_mask pages)
 int tail_wipe(struct replica *replica)
 {
     struct unwiped *unwiped = &replica->unwiped;
-    struct leaf *leaf = unwiped->from ? index_find(&replica->file->index, unwiped->page >> LEAF_SHIFT) : NULL;
-    const struct leaf_copy *copy = leaf ? leaf_find_copy(leaf, replica) : NULL;
+    const struct leaf_copy *copy =
+        unwiped->from ? replica_find_copy(replica, unwiped->page >> LEAF_SHIFT) : NULL;
     int error = 0;
 
     if (copy && copy->present & page_bit(unwiped->page) && !gaia_node_frames_gone(replica->frames))
