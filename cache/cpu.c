@@ -40,7 +40,7 @@ static void one_leaf(struct leaf *leaf, void *context)
 int cpu_each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsigned flags, leaf_fn *fn)
 {
     /* Past the end of the file nobody holds anything, however long the range is. */
-    if (!length || !file->index.leaves || offset >= file->size)
+    if (!length || !file->index.leaves.count || offset >= file->size)
         return 0;
     if (length > (uint64_t)(file->size - offset))
         length = (uint64_t)(file->size - offset);
@@ -50,7 +50,7 @@ int cpu_each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsign
         .file = file, .first = first, .count = last - first + 1, .flags = flags, .fn = fn};
 
     /* Nor is a hole looked at leaf by leaf, which may be of any length. */
-    if ((last >> LEAF_SHIFT) - (first >> LEAF_SHIFT) >= file->index.leaves) {
+    if ((last >> LEAF_SHIFT) - (first >> LEAF_SHIFT) >= file->index.leaves.count) {
         index_each(&file->index, one_leaf, &each);
         return each.error;
     }
@@ -260,7 +260,7 @@ ssize_t cache_file_read(struct cache_file *file, int fd, void *buffer, size_t le
     int error = file->given_up ? -EIO : cpu_each_leaf(file, offset, length, flags, before_read);
     if (!error && !(flags & CACHE_IO_UNCACHED))
         error = kernels_given(file, flags >> 8, offset, length);
-    bool resident = file->index.leaves && !file->passed; /* else what devices have may be older */
+    bool resident = file->index.leaves.count && !file->passed; /* else what devices have may be older */
     pthread_mutex_unlock(&file->lock);
     if (error)
         return error;
@@ -337,7 +337,7 @@ uint64_t cache_file_opened(struct cache_file *file)
     uint64_t behind = file->behind != file->dropped ? file->behind : 0;
     if (behind) /* the kernel is about to drop its pages: a WRITE may be on its way */
         heal_window_reopen(file, 0);
-    bool emptied = !file->index.leaves && file->pinned;
+    bool emptied = !file->index.leaves.count && file->pinned;
     pthread_mutex_unlock(&file->lock);
     fit_frames(file);
     if (emptied)
@@ -549,7 +549,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         claim_let_end_go(file->fd);
     if (writes_back && w.done < w.length)
         kernels_failed(file, flags >> 8, error ? error : -EIO);
-    bool emptied = !file->index.leaves && file->pinned;
+    bool emptied = !file->index.leaves.count && file->pinned;
     pthread_mutex_unlock(&file->lock);
     if (w.heal)
         heal_finish(cache, w.heal);

@@ -63,7 +63,7 @@ int cache_file_truncate(struct cache_file *file, int fd, off_t size)
 static void settle(struct cache_file *file)
 {
     pthread_mutex_lock(&file->lock);
-    bool emptied = !file->index.leaves && file->pinned;
+    bool emptied = !file->index.leaves.count && file->pinned;
     pthread_mutex_unlock(&file->lock);
     fit_frames(file);
     kernels_settle(file);

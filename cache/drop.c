@@ -330,7 +330,7 @@ static void add_copies(struct copies *copies, uint64_t leaves)
 {
     const struct index *index = &copies->replica->file->index;
 
-    if (leaves >= index->leaves) {
+    if (leaves >= index->leaves.count) {
         index_each(index, add_copy, copies);
         return;
     }
@@ -349,7 +349,7 @@ int drop_range(struct replica *replica, uint64_t first, uint64_t count)
     int error = 0;
 
     pthread_mutex_lock(&file->lock);
-    copies.room = leaves < file->index.leaves ? leaves : file->index.leaves;
+    copies.room = leaves < file->index.leaves.count ? leaves : file->index.leaves.count;
     copies.list = calloc(copies.room + 1, sizeof *copies.list);
     if (copies.list)
         add_copies(&copies, leaves);

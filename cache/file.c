@@ -316,11 +316,11 @@ void file_unuse(struct cache_file *file)
     pthread_mutex_lock(&file->lock);
     /* With nothing in the index nobody can come by a use through a device's list: 0 stays 0 but for
      * file_use(). */
-    if (file->uses == 1 && file->discarded && (file->size || file->index.leaves)) {
+    if (file->uses == 1 && file->discarded && (file->size || file->index.leaves.count)) {
         drop_all(file);
         fit_begin(file); /* nobody is told anything: not waited for */
     }
-    bool tell = --file->uses == 0 && file->pinned && !file->index.leaves;
+    bool tell = --file->uses == 0 && file->pinned && !file->index.leaves.count;
     if (tell)
         file->pinned = false;
     pthread_mutex_unlock(&file->lock);
@@ -361,7 +361,7 @@ bool cache_file_shed(struct cache_file *file, bool all, size_t *descriptors_out)
     while (shed && (replica = file_next_replica(file, replica)))
         shed = drop_range(replica, 0, INT64_MAX / GAIA_PAGE_SIZE) == 0;
     pthread_mutex_lock(&file->lock);
-    shed &= file->uses == 1 && !file->index.leaves;
+    shed &= file->uses == 1 && !file->index.leaves.count;
     if (shed && !before)
         *descriptors_out = count_descriptors(file);
     file->let_go = shed; /* who maps it clears that after file_use(), which waits for the lock */

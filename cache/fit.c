@@ -151,7 +151,7 @@ static void sweep(struct replica *replica)
         return;
     if (length > pages)
         fit_again(replica);
-    kept.list = calloc(file->index.leaves + 1, sizeof *kept.list);
+    kept.list = calloc(file->index.leaves.count + 1, sizeof *kept.list);
     if (!kept.list)
         return;
     index_each(&file->index, keep_leaf, &kept);

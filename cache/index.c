@@ -40,26 +40,18 @@ void index_init(struct index *index)
 
 void index_free(struct index *index)
 {
-    assert(!index->leaves);
-    free(index->table);
-}
-
-/* Leaf numbers are dense in streams: a multiplicative hash spreads them (Knuth, vol. 3, 6.4), by the highest
- * bits of the product. Those in the middle are far from it: 5 looks for a leaf among 64,000, where these need
- * 1.1. */
-static uint64_t bucket_of(const struct index *index, uint64_t number)
-{
-    return (number * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - __builtin_ctzll(index->buckets));
+    assert(!index->leaves.count);
+    table_free(&index->leaves);
 }
 
 struct leaf *index_find(const struct index *index, uint64_t number)
 {
-    if (!index->buckets)
-        return NULL;
-    struct leaf *leaf = index->table[bucket_of(index, number)];
-    while (leaf && leaf->number != number)
-        leaf = leaf->chain;
-    return leaf;
+    return (struct leaf *)table_find(&index->leaves, number);
+}
+
+uint64_t index_bytes(const struct index *index)
+{
+    return index->bytes + index->leaves.size * sizeof *index->leaves.buckets;
 }
 
 struct leaf_copy *leaf_find_copy(const struct leaf *leaf, const struct replica *replica)
@@ -72,49 +64,21 @@ struct leaf_copy *leaf_find_copy(const struct leaf *leaf, const struct replica *
     return NULL;
 }
 
-/* One bucket a leaf on average; a table that cannot grow only gets slower. */
-static int index_grow(struct index *index)
-{
-    uint64_t buckets = index->buckets ? index->buckets * 2 : 16;
-    struct leaf **table = calloc(buckets, sizeof *table);
-    struct index old = *index;
-
-    if (!table)
-        return index->buckets ? 0 : -ENOMEM;
-    index->table = table;
-    index->buckets = buckets;
-    for (uint64_t i = 0; i < old.buckets; i++) {
-        for (struct leaf *leaf = old.table[i], *next; leaf; leaf = next) {
-            next = leaf->chain;
-            struct leaf **bucket = &table[bucket_of(index, leaf->number)];
-            leaf->chain = *bucket;
-            *bucket = leaf;
-        }
-    }
-    free(old.table);
-    index->bytes += (buckets - old.buckets) * sizeof *table;
-    return 0;
-}
-
 static struct leaf *index_get(struct index *index, uint64_t number)
 {
     struct leaf *leaf = index_find(index, number);
 
     if (leaf)
         return leaf;
-    if (index->leaves >= index->buckets && index_grow(index))
-        return NULL;
     leaf = calloc(1, sizeof *leaf);
-    if (!leaf)
+    if (!leaf || table_add(&index->leaves, &leaf->entry, number)) {
+        free(leaf);
         return NULL;
+    }
     leaf->number = number;
     leaf->kernel = ~UINT64_C(0);
     leaf->refilled = ~UINT64_C(0);
     SLIST_INIT(&leaf->copies);
-    struct leaf **bucket = &index->table[bucket_of(index, number)];
-    leaf->chain = *bucket;
-    *bucket = leaf;
-    index->leaves++;
     index->bytes += sizeof *leaf;
     return leaf;
 }
@@ -131,11 +95,7 @@ static void index_put(struct index *index, struct leaf *leaf)
 {
     if (!SLIST_EMPTY(&leaf->copies))
         return;
-    struct leaf **at = &index->table[bucket_of(index, leaf->number)];
-    while (*at != leaf)
-        at = &(*at)->chain;
-    *at = leaf->chain;
-    index->leaves--;
+    table_remove(&index->leaves, &leaf->entry);
     index->bytes -= sizeof *leaf;
     for (unsigned unit = 0; unit < LEAF_UNITS; unit++) {
         index->bytes -= leaf->versions[unit] ? 2 * vectors_size(leaf->n[unit]) : 0;
@@ -299,9 +259,9 @@ uint32_t *leaf_copy_twin(struct leaf_copy *copy, unsigned page)
 
 void index_each(const struct index *index, void (*fn)(struct leaf *leaf, void *context), void *context)
 {
-    for (uint64_t i = 0; i < index->buckets; i++)
-        for (struct leaf *leaf = index->table[i], *next; leaf; leaf = next) {
+    for (uint64_t i = 0; i < index->leaves.size; i++)
+        for (struct table_entry *leaf = index->leaves.buckets[i], *next; leaf; leaf = next) {
             next = leaf->chain;
-            fn(leaf, context);
+            fn((struct leaf *)leaf, context);
         }
 }

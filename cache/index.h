@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "cache/table.h"
 #include "consistency/rules.h"
 
 #define LEAF_SHIFT 6
@@ -55,7 +56,7 @@ struct leaf_copy {
 };
 
 struct leaf {
-    struct leaf *chain;     /* of the hash table */
+    struct table_entry entry;
     uint64_t number;        /* page >> LEAF_SHIFT */
     page_mask kernel;       /* the kernel may hold it: at first all pages, later those that it has got */
     page_mask invalidating; /* somebody is telling the kernel to drop it */
@@ -75,10 +76,9 @@ struct leaf {
 };
 
 struct index {
-    struct leaf **table;
-    uint64_t buckets; /* a power of two, or 0 */
-    uint64_t leaves, copies;
-    uint64_t bytes; /* of all metadata of the file but twins: for the statistics */
+    struct table leaves; /* by number */
+    uint64_t copies;
+    uint64_t bytes; /* of leaves and copies */
 };
 
 static inline page_mask page_bit(uint64_t page)
@@ -103,6 +103,9 @@ unsigned page_mask_run(page_mask *mask, unsigned *length_out);
 void index_init(struct index *index);
 /* Frees the table; every leaf is gone. */
 void index_free(struct index *index);
+
+/* Bytes of all metadata of the file but twins: for the statistics. */
+uint64_t index_bytes(const struct index *index);
 
 /* The leaf, or NULL. */
 struct leaf *index_find(const struct index *index, uint64_t number);

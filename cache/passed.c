@@ -127,7 +127,7 @@ int passed_compare(struct replica *replica, uint64_t first, uint64_t count)
     struct leaves leaves = {.replica = replica, .first = first, .count = count};
     int error = 0;
 
-    leaves.numbers = malloc((file->index.leaves + 1) * sizeof *leaves.numbers);
+    leaves.numbers = malloc((file->index.leaves.count + 1) * sizeof *leaves.numbers);
     if (!leaves.numbers)
         return -ENOMEM;
     index_each(&file->index, list_leaf, &leaves);

@@ -119,8 +119,8 @@ static int stat_file(struct cache_file *file, void *context)
         return -ENOMEM;
     pthread_mutex_lock(&file->lock);
     stat->size = file->size;
-    stat->leaves = file->index.leaves;
-    stat->metadata_bytes = file->index.bytes;
+    stat->leaves = file->index.leaves.count;
+    stat->metadata_bytes = index_bytes(&file->index);
     SLIST_FOREACH (replica, &file->replicas, link) {
         struct cache_device_stat *d = &stat->device[stat->devices++];
         d->device = replica->device->number;

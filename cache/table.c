@@ -39,15 +39,13 @@ static int grow(struct table *table)
     return 0;
 }
 
-struct table_entry *table_find(struct table *table, uint64_t key)
+struct table_entry *table_find(const struct table *table, uint64_t key)
 {
     if (!table->size)
         return NULL;
-    for (struct table_entry *entry = *bucket_of(table, key); entry; entry = entry->chain) {
-        table->looked++;
+    for (struct table_entry *entry = *bucket_of(table, key); entry; entry = entry->chain)
         if (entry->key == key)
             return entry;
-    }
     return NULL;
 }
 

@@ -16,11 +16,10 @@ struct table {
     struct table_entry **buckets;
     uint64_t size; /* a power of two, or 0 */
     uint64_t count;
-    uint64_t looked; /* at how many entries: for the tests */
 };
 
 /* The entry, or NULL; of several with one key the one that was added last. */
-struct table_entry *table_find(struct table *table, uint64_t key);
+struct table_entry *table_find(const struct table *table, uint64_t key);
 /* -ENOMEM: it was not added. */
 int table_add(struct table *table, struct table_entry *entry, uint64_t key);
 /* An entry that was added. */

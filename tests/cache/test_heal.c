@@ -311,7 +311,7 @@ static void test_new_leaf(void **state)
     map = device_map(&f, 0);
     drop_pages_of_the_kernel(1);
     assert_int_equal(cache_map_advise(f.client, map.id, 0, FIXTURE_PAGES * 4096, GAIA_ADV_DONTNEED), 0);
-    assert_int_equal(f.file->index.leaves, 0);
+    assert_int_equal(f.file->index.leaves.count, 0);
     (void)read_byte(0);
     assert_int_equal(((volatile uint8_t *)map.bytes)[100], 1);
     write_on_its_way(0);

@@ -213,8 +213,8 @@ static void end(struct world *w)
                 w->copies[leaf][i].real->present = w->copies[leaf][i].present = 0;
                 put(w, leaf, i);
             }
-    MUST(!w->index.leaves && !w->index.copies);
-    MUST(w->index.bytes == w->index.buckets * sizeof(struct leaf *));
+    MUST(!w->index.leaves.count && !w->index.copies);
+    MUST(!w->index.bytes);
     index_free(&w->index);
     table_free(&w->table);
 }
