@@ -60,9 +60,9 @@ static unsigned io_flags(const struct fuse_file_info *fi)
     return flags;
 }
 
-/* The kernel says whose a READ is when it reads for one program alone, for O_DIRECT or because we said
- * FOPEN_DIRECT_IO. It does not say so when it fills its cache, also for a mapping of a descriptor that is
- * open for direct I/O. */
+/* The kernel says whose a READ or a WRITE is when it goes past its cache, for O_DIRECT or because we said
+ * FOPEN_DIRECT_IO. It does not say so when it fills its cache, writes through it or back, also for a
+ * descriptor that is open for direct I/O. */
 static unsigned read_flags(const struct fuse_file_info *fi)
 {
     return fi->lock_owner ? io_flags(fi) | CACHE_IO_DIRECT | CACHE_IO_UNCACHED : io_flags(fi);
@@ -289,17 +289,16 @@ void op_fsync(fuse_req_t req, fuse_ino_t nodeid, int data_only, struct fuse_file
 }
 
 /* RWF_DSYNC or RWF_SYNC of this WRITE alone; what a descriptor is opened with, its backing one has, too, but
- * not handle_page_fd()'s, nor the one that a home elsewhere writes through. For direct I/O alone, and what
- * else goes past the kernel's cache: after it the kernel sends no FSYNC. It does so after others, and keeps
- * the pages of those locked until the answer: a sync within it would wait for a page that is to be dropped,
- * as another node has changed it. */
+ * not handle_page_fd()'s, nor the one that a home elsewhere writes through. For what goes past the kernel's
+ * cache alone (read_flags()): after it the kernel may send no FSYNC. It does so after others, and keeps the
+ * pages of those locked until the answer: a sync within it would wait for a page that is to be dropped, as
+ * another node has changed it. */
 static bool wants_sync(const struct handle *handle, int fd, const struct fuse_file_info *fi,
                        const struct cache_file *file)
 {
-    bool direct = fi->flags & O_DIRECT || handle->uncached, far = file && cache_file_is_far(file);
+    bool far = file && cache_file_is_far(file);
 
-    return (direct || handle->asks) && !fi->writepage && fi->flags & O_DSYNC &&
-           (far || fd != handle->fd || !(handle->flags & O_DSYNC));
+    return fi->lock_owner && fi->flags & O_DSYNC && (far || fd != handle->fd || !(handle->flags & O_DSYNC));
 }
 
 struct written {
