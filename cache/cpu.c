@@ -378,7 +378,7 @@ int cpu_before_write(struct cache_file *file, struct leaf *leaf, page_mask pages
         collect_pages(file, leaf, pages, COLLECT_RELEASING);
 #endif
     leaf->kernel |= pages;
-    file_cpu_modified(file, leaf, pages);
+    file_cpu_modified(leaf, pages);
     return 0;
 }
 

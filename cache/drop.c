@@ -135,7 +135,7 @@ static int collect_and_forget(struct copy_pages *entry, enum drop_why why, struc
     if (why == DROP_STALE && !copy->replica->scans) /* there, asking costs more than moving */
         pages &= ~keep_unchanged(copy, pages, looks);
     if (why == DROP_STALE && (error = renew_grant(copy, pages))) {
-        file_cpu_modified(copy->replica->file, copy->leaf, pages); /* V of some may have what is not there */
+        file_cpu_modified(copy->leaf, pages); /* V of some may have what is not there */
         return error;
     }
     replica_forget(copy, pages);
@@ -162,7 +162,7 @@ static void remember(struct replica *replica, const struct copy_pages *work, siz
         replica_add_present(work[i].copy, pages);
         replica_resident(replica, __builtin_popcountll(pages));
         /* V may say that they have what the home has: they were to be renewed. */
-        file_cpu_modified(replica->file, work[i].copy->leaf, pages);
+        file_cpu_modified(work[i].copy->leaf, pages);
     }
     pthread_mutex_unlock(&replica->file->lock);
 }
@@ -171,14 +171,13 @@ static void remember(struct replica *replica, const struct copy_pages *work, siz
 static int free_frames(struct replica *replica, const struct copy_pages *work, size_t count,
                        enum drop_why why, uint64_t *dropped_out)
 {
-    struct runs runs = runs_start(1);
-    struct gaia_run run;
+    struct gaia_run open = {0}, run;
     int error = 0;
 
     for (size_t i = 0; i <= count; i++) {
         page_mask pages = i < count ? work[i].pages : 0;
         do {
-            bool full = runs_take(&runs, pages ? work[i].leaf : 0, &pages, i == count, &run);
+            bool full = runs_take(&open, pages ? work[i].leaf : 0, &pages, i == count, &run);
             int one = full ? replica->frames->ops->drop(replica->frames, run.page, run.count) : 0;
             if (full)
                 trace_dropped(replica, run.page, run.count, why, one);

@@ -449,9 +449,8 @@ void file_suspect_others(struct leaf *leaf, const struct replica *except, page_m
             replica_suspect(copy);
 }
 
-void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages)
+void file_cpu_modified(struct leaf *leaf, page_mask pages)
 {
-    (void)file;
     leaf->cpu_modified |= pages;
     file_suspect_others(leaf, NULL, pages);
 }
@@ -567,6 +566,7 @@ static void mark_leaf(struct leaf *leaf, void *context)
     struct leaf_copy *copy;
     page_mask held = 0;
 
+    (void)context;
     SLIST_FOREACH (copy, &leaf->copies, link) {
         held |= copy->present | copy->busy;
         if (copy->replica->scans && !copy->replica->read_only) {
@@ -574,12 +574,12 @@ static void mark_leaf(struct leaf *leaf, void *context)
             copy->raced |= copy->busy & ~copy->present;
         }
     }
-    file_cpu_modified(context, leaf, held);
+    file_cpu_modified(leaf, held);
 }
 
 void file_all_modified(struct cache_file *file)
 {
-    index_each(&file->index, mark_leaf, file);
+    index_each(&file->index, mark_leaf, NULL);
 }
 
 int file_check_behind(struct cache_file *file)

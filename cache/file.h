@@ -116,7 +116,7 @@ struct replica *file_next_replica(struct cache_file *file, struct replica *repli
 void file_let_others_in(struct cache_file *file, uint64_t *since_ns);
 
 /* A CPU changed pages of a leaf: rule 4. The lock is held. */
-void file_cpu_modified(struct cache_file *file, struct leaf *leaf, page_mask pages);
+void file_cpu_modified(struct leaf *leaf, page_mask pages);
 /* Pages of a leaf have newer released bytes than the copies of all replicas but `except`, which may be NULL.
  * The lock is held. */
 void file_suspect_others(struct leaf *leaf, const struct replica *except, page_mask pages);

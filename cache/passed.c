@@ -117,7 +117,7 @@ static int compare_leaf(struct replica *replica, uint64_t number, uint64_t first
         left &= ~page_range_mask(0, at, length);
     }
     if (modified)
-        file_cpu_modified(file, copy->leaf, modified);
+        file_cpu_modified(copy->leaf, modified);
     return error;
 }
 

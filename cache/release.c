@@ -142,19 +142,18 @@ static void await_handings(struct replica *replica, uint64_t first, uint64_t cou
 /* Trap the next store to every page that is owned, unless it is to stay open. */
 static int seal(struct replica *replica, const struct release_work *work, size_t count)
 {
-    struct runs runs = runs_start(1);
-    struct gaia_run run;
+    struct gaia_run open = {0}, run;
     int error = 0;
 
     for (size_t i = 0; i < count && !error && !replica->scans; i++) {
         page_mask pages = work[i].open ? 0 : work[i].owned;
         while (pages && !error) {
             unsigned length, first = page_mask_run(&pages, &length);
-            if (runs_add(&runs, (work[i].leaf << LEAF_SHIFT) + first, length, &run))
+            if (runs_add(&open, (work[i].leaf << LEAF_SHIFT) + first, length, &run))
                 error = replica->frames->ops->protect(replica->frames, run.page, run.count);
         }
     }
-    if (!error && runs_end(&runs, &run))
+    if (!error && runs_end(&open, &run))
         error = replica->frames->ops->protect(replica->frames, run.page, run.count);
     return error;
 }
@@ -229,14 +228,13 @@ static page_mask with_neighbours(page_mask pages)
 /* Tell the kernel to drop the pages that it may hold. No lock held. */
 static int invalidate(struct cache_file *file, const struct release_work *work, size_t count)
 {
-    struct runs runs = runs_start(1);
-    struct gaia_run run;
+    struct gaia_run open = {0}, run;
     int error = 0;
 
     for (size_t i = 0; i <= count && !error; i++) {
         page_mask pages = i < count ? work[i].dropped : 0;
         do {
-            bool full = runs_take(&runs, pages ? work[i].leaf : 0, &pages, i == count, &run);
+            bool full = runs_take(&open, pages ? work[i].leaf : 0, &pages, i == count, &run);
 #ifdef GAIAFS_BREAK_NO_INVALIDATE
             full = false;
 #endif

@@ -105,7 +105,7 @@ int tail_clear(struct cache_file *file, off_t end, enum tail when)
             replica->unwiped.from = 0;
         }
     }
-    file_cpu_modified(file, leaf, page_bit(page));
+    file_cpu_modified(leaf, page_bit(page));
     return error;
 }
 
