@@ -204,32 +204,14 @@ static int do_place(struct nodes *nodes, struct call_session *session, struct ag
     return error;
 }
 
-static int do_fetch(struct call_session *session, struct gaia_frames *frames,
+/* FETCH and DIGESTS: the pages' bytes, or digests of what stays here. */
+static int do_fetch(struct call_session *session, struct gaia_frames *frames, enum node_op op,
                     const struct node_request *request)
-{
-    void *pages[GAIA_FETCH_MAX];
-
-    if (!request->length || request->length > GAIA_FETCH_MAX)
-        return -EINVAL;
-    uint8_t *slot = call_slot_serve(session, request->slot);
-    if (!slot)
-        return -EINVAL;
-    for (unsigned i = 0; i < request->length; i++)
-        pages[i] = slot + (size_t)i * GAIA_PAGE_SIZE;
-    int error = frames->ops->fetch(frames, (uint64_t)request->offset, (unsigned)request->length, pages);
-    if (!error)
-        error = call_slot_write(session, request->slot, 0, request->length * GAIA_PAGE_SIZE);
-    call_slot_served(session, request->slot);
-    return error;
-}
-
-/* Of bytes that stay here. */
-static int do_digests_of_bytes(struct call_session *session, struct gaia_frames *frames,
-                               const struct node_request *request)
 {
     struct gaia_digest digests[GAIA_FETCH_MAX];
     void *pages[GAIA_FETCH_MAX];
     uint64_t count = request->length;
+    size_t bytes = count * (op == NODE_DIGESTS ? sizeof *digests : GAIA_PAGE_SIZE);
 
     if (!count || count > GAIA_FETCH_MAX)
         return -EINVAL;
@@ -239,12 +221,13 @@ static int do_digests_of_bytes(struct call_session *session, struct gaia_frames 
     for (unsigned i = 0; i < count; i++)
         pages[i] = slot + (size_t)i * GAIA_PAGE_SIZE;
     int error = frames->ops->fetch(frames, (uint64_t)request->offset, (unsigned)count, pages);
-    for (unsigned i = 0; i < count && !error; i++)
-        digests[i] = gaia_digest_of(pages[i], GAIA_PAGE_SIZE);
-    if (!error) {
-        memcpy(slot, digests, count * sizeof *digests);
-        error = call_slot_write(session, request->slot, 0, count * sizeof *digests);
+    if (!error && op == NODE_DIGESTS) {
+        for (unsigned i = 0; i < count; i++)
+            digests[i] = gaia_digest_of(pages[i], GAIA_PAGE_SIZE);
+        memcpy(slot, digests, bytes);
     }
+    if (!error)
+        error = call_slot_write(session, request->slot, 0, bytes);
     call_slot_served(session, request->slot);
     return error;
 }
@@ -384,9 +367,8 @@ static int do_frames(struct nodes *nodes, struct call_session *session, struct a
     case NODE_PLACE:
         return do_place(nodes, session, agent, request, along, seen_out);
     case NODE_FETCH:
-        return do_fetch(session, frames, request);
     case NODE_DIGESTS:
-        return do_digests_of_bytes(session, frames, request);
+        return do_fetch(session, frames, op, request);
     case NODE_DROP:
         return frames->ops->drop(frames, page, count);
     case NODE_CLEAR:
