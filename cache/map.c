@@ -147,6 +147,19 @@ static int open_here(struct cache_map *map, const struct cache_map_request *requ
     return 0;
 }
 
+/* The last reference goes, and the claim with it. */
+static void end_last(struct cache_map *map)
+{
+    struct cache_file *file = map->file;
+    bool far = map->far;
+
+    file_use(file);
+    cache_map_put(map);
+    if (!far)
+        claim_put(file);
+    file_unuse(file);
+}
+
 int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
                    int *frames_fd_out, int *state_fd_out, uint64_t *chunk_pages_out)
 {
@@ -169,8 +182,11 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
     request->file->let_go = false;
     int error = request->file->far ? agent_map_open(map, request, &frames_fd, &state_fd)
                                    : open_here(map, request, &frames_fd, &state_fd);
-    if (error)
-        goto out_unuse;
+    if (error) {
+        file_unuse(request->file);
+        free(map);
+        return error;
+    }
     readahead_init(&map->readahead, request->file->cache->config.unit_pages);
     readahead_init(&map->stores, 1);
     init_density(map);
@@ -188,23 +204,11 @@ int cache_map_open(struct cache_client *client, const struct cache_map_request *
         *state_fd_out = state_fd;
         return 0;
     }
-    if (map->far)
-        agent_map_end(map);
-    else
-        evict_unmapped(map->replica);
-    durable_close(request->file->durable);
-    readahead_free(&map->readahead);
-    readahead_free(&map->stores);
-    free_density(map);
     if (frames_fd >= 0)
         close(frames_fd);
     if (state_fd >= 0)
         close(state_fd);
-    if (!request->file->far)
-        claim_put(request->file);
-out_unuse:
-    file_unuse(request->file);
-    free(map);
+    end_last(map);
     return error;
 }
 
@@ -394,13 +398,7 @@ int cache_map_close(struct cache_client *client, uint32_t id)
     pthread_mutex_unlock(&client->lock);
     if (!map)
         return -ENOENT;
-    struct cache_file *file = map->file;
-    bool far = map->far;
-    file_use(file);
-    cache_map_put(map);
-    if (!far)
-        claim_put(file);
-    file_unuse(file);
+    end_last(map);
     return 0;
 }
 
