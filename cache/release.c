@@ -166,6 +166,17 @@ static bool is_collected(const struct replica *replica)
     return replica->device->node || claim_is_shared(replica->file);
 }
 
+/* Rule 1 for pages of a copy, whose room is reserved since they have twins. Lock held. */
+static void count_release(struct leaf_copy *copy, page_mask pages)
+{
+    for (page_mask left = pages; left; left &= left - 1) {
+        unsigned page = (unsigned)__builtin_ctzll(left);
+        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
+        gaia_rule_release(&versions, copy->replica->entry, leaf_copy_page_vector(copy, page));
+    }
+    file_suspect_others(copy->leaf, copy->replica, pages);
+}
+
 /* Find which of the owned pages were modified; they stand still, if the device can be made to. Those are
  * releasing then. The first error of pages that can't be looked at: they stay as they are. Lock held. */
 static int mark_modified(struct release_work *w)
@@ -190,14 +201,7 @@ static int mark_modified(struct release_work *w)
     /* Also of what is as it was: caches above this copy (gpu/demand_map.h) may have what was in between. */
     if (modified || (!replica->scans && copy->twin & w->owned))
         atomic_fetch_add(&replica->state->releases, 1);
-    for (page_mask each = again; each;
-         each &= each - 1) { /* the kernel holds no pending page: nothing to tell */
-        unsigned page = (unsigned)__builtin_ctzll(each);
-        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
-        gaia_rule_release(&versions, replica->entry, leaf_copy_page_vector(copy, page));
-    }
-    if (again)
-        file_suspect_others(copy->leaf, replica, again);
+    count_release(copy, again); /* the kernel holds no pending page: nothing to tell */
     w->pages |= modified & ~again;
     page_mask clean = replica->scans ? borrowed : left & ~modified & ~copy->pending;
     copy->releasing |= w->pages;
@@ -303,12 +307,7 @@ static bool make_pending(struct release_work *w, bool failed)
     assert((still & ~copy->leaf->released) == 0);
     kernels_released(copy->replica->file, copy->leaf->number, still & w->held);
     copy->pending |= still;
-    for (page_mask left = still; left; left &= left - 1) {
-        unsigned page = (unsigned)__builtin_ctzll(left);
-        struct gaia_page_versions versions = leaf_page_versions(copy->leaf, page);
-        gaia_rule_release(&versions, copy->replica->entry, leaf_copy_page_vector(copy, page));
-    }
-    file_suspect_others(copy->leaf, copy->replica, still);
+    count_release(copy, still);
     replica_update(copy, before);
     return again;
 }
