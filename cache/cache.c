@@ -7,7 +7,7 @@
  * (base/lock.h, whose classes these are).
  *
  * libgaia:
- *   LOCK_SESSIONS      the list of sessions; held over the connection of a new one, and over a fork, with
+ *   LOCK_SESSIONS      the list of sessions; held over no wait for a daemon, but over a fork, with
  *   LOCK_SESSION       one request at a time: held while the daemon answers, so only with no other before
  *     LOCK_DESCRIPTORS the list of other descriptors: taken when those of a reply come; over a fork, with
  *     LOCK_TABLE       the table of mappings, held over mmap and userfaultfd calls on itself; a leaf

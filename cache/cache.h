@@ -166,7 +166,7 @@ void cache_file_pass(struct cache_file *file, const struct cache_passed *how);
 enum cache_io_flags {
     CACHE_IO_DIRECT = 1,    /* the request may be a direct read or write: fi->flags & O_DIRECT */
     CACHE_IO_WRITEBACK = 2, /* fi->writepage: a write-back of a kernel page, all its bytes */
-    CACHE_IO_APPEND = 4,    /* fd was opened with O_APPEND: the write lands at the end of the backing file */
+    CACHE_IO_APPEND = 4, /* O_APPEND, by open() or fcntl(): the write lands at the end of the backing file */
     /* With CACHE_IO_DIRECT, of a read: it surely is one, and the kernel keeps no page of it. */
     CACHE_IO_UNCACHED = 8,
     CACHE_IO_MORE = 16, /* of a plain WRITE: another piece of it is to come */

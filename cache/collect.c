@@ -143,8 +143,8 @@ static off_t end_now(const struct cache_file *file)
                                                                                      : file->size;
 }
 
-/* As write_changed(), of such a file: see cache/passed.h. The twins are still what they were; of two devices'
- * bytes the later ones win, as in the merge. */
+/* As write_changed(), of a file that CPUs change unheard (cache/passed.h). The twins are still what they
+ * were; of two devices' bytes the later ones win, as in the merge. */
 static int write_runs(struct collect *c)
 {
     struct frame_pool *pool = &c->file->cache->twins;

@@ -474,7 +474,7 @@ static int place_leaves(struct cache_map *map, struct gaia_run run, const struct
     return fill_group_finish(&group);
 }
 
-/* The same, where no touch would bring what is missing, and nothing stops stores to what somebody else is
+/* Place what is missing where no touch would bring it, and nothing stops stores to what somebody else is
  * placing: until all of it is there. Others' truncations may undo a round. */
 static int place_whole(struct cache_map *map, struct gaia_run run)
 {

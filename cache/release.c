@@ -339,9 +339,9 @@ static void count_as_stored(struct leaf_copy *copy, page_mask pages)
     replica_update(copy, before);
 }
 
-/* The same for a file that CPUs have open in passthrough: the kernel holds no pages of its own, and nobody
- * will ask for what is pending. What can't be collected stays pending, and counts as stored to: the next
- * release tries again. Lock held. */
+/* From releasing to pending, and collected, in a file that CPUs have open in passthrough: the kernel holds no
+ * pages of its own, and nobody will ask for what is pending. What can't be collected stays pending, and
+ * counts as stored to: the next release tries again. Lock held. */
 static int collect_work(struct cache_file *file, struct release_work *work, size_t count)
 {
     int error = 0;
@@ -558,8 +558,8 @@ static void add_todo(const struct leaf_copy *copy, page_mask pages, uint64_t fir
         todo[(*n)++] = (struct release_work){.leaf = copy->leaf->number, .owned = pages};
 }
 
-/* The same, of a device that scans and whose pages nobody releases just now, from what it has found alone: a
- * file may have many leaves, and nothing in most of them. Lock held. */
+/* list_stored(), of a device that scans and whose pages nobody releases just now, from what it has found
+ * alone: a file may have many leaves, and nothing in most of them. Lock held. */
 static int list_found(struct replica *replica, uint64_t first, uint64_t count, const struct scan_found *found,
                       struct release_work **todo_out, size_t *n_out)
 {
@@ -607,7 +607,7 @@ static int list_stored(struct replica *replica, uint64_t first, uint64_t count,
     return todo ? 0 : -ENOMEM;
 }
 
-#define GATHER_MAX 4096u /* pages whose bytes are kept at once, at least: 16 MiB */
+#define GATHER_MAX 4096u /* pages of a batch whose bytes are kept, at most: 16 MiB */
 
 /* Take what is free of the pages still to do: mark it busy, and put it into batch. Lock held. */
 static size_t take_free(struct replica *replica, struct release_work *todo, size_t n,

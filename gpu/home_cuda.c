@@ -7,8 +7,7 @@
  * clients may write to has the digest of what it was granted with beside it, in device memory. Clients have
  * those of large chunks, too, to look by themselves (gpu/cuda_search.h): a GPU that goes from a program's
  * context to the daemon's could search hundreds of MiB meanwhile. Such a search must find what this one does.
- * So a digest changes here as it always did, what no digest tells is counted
- * (cuda_mark()), and a digest is zero as long as nothing was granted.
+ * So what no digest tells is counted (cuda_mark()), and a digest is zero as long as nothing was granted.
  */
 #include <assert.h>
 #include <errno.h>

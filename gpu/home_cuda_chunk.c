@@ -41,7 +41,8 @@ static void chunk_free_memory(const struct home_gpu *gpu, const struct chunk *ch
     free_memory(gpu, chunk->memory, chunk->pages, chunk->bytes);
 }
 
-/* The same, zeroed: whatever was in it was somebody else's. After an error there is none. GPU held. */
+/* Memory that can be exported, zeroed: whatever was in it was somebody else's. After an error there is none.
+ * GPU held. */
 static CUresult allocate_memory(const struct cuda_frames *frames, size_t bytes,
                                 CUmemGenericAllocationHandle *memory_out, CUdeviceptr *address_out)
 {

@@ -3,8 +3,8 @@
  * through userfaultfd (MISSING and MINOR), first stores through its write protection, and a page goes away by
  * a hole.
  *
- * Every mapping of the memfd is registered for MINOR faults, so a page that the home
- * has placed is seen by nobody until it is exposed (UFFDIO_CONTINUE).
+ * Every mapping of the memfd is registered for MINOR faults, so a page that the home has placed is seen by
+ * nobody until it is exposed (UFFDIO_CONTINUE).
  */
 #include "base/proc_path.h"
 #include "gpu/device.h"
