@@ -70,10 +70,6 @@ static void group_end(struct fill_group *group, int error)
     pthread_mutex_unlock(&group->lock);
 }
 
-/* One leaf's share of [first, first + count). */
-#define for_each_leaf(number, first, count) \
-    for (uint64_t number = (first) >> LEAF_SHIFT; number <= ((first) + (count)-1) >> LEAF_SHIFT; number++)
-
 /* Rule 3, for pages that are about to be granted: the home gets what others released, and the copy its
  * vector. Lock held. */
 static int grant(struct leaf_copy *copy, page_mask pages)

@@ -89,6 +89,10 @@ static inline page_mask page_bit(uint64_t page)
 /* Bits of the pages of leaf number `leaf` that lie in [first, first + count). */
 page_mask page_range_mask(uint64_t leaf, uint64_t first, uint64_t count);
 
+/* The numbers of the leaves in which those pages lie; count is not 0. */
+#define for_each_leaf(number, first, count) \
+    for (uint64_t number = (first) >> LEAF_SHIFT; number <= ((first) + (count)-1) >> LEAF_SHIFT; number++)
+
 /* In how many leaves they lie. */
 static inline uint64_t page_range_leaves(uint64_t first, uint64_t count)
 {

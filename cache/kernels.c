@@ -180,8 +180,7 @@ int kernels_given(struct cache_file *file, unsigned node, off_t offset, size_t l
     if (knows_nothing(file) || !length)
         return 0;
     struct span span = span_of(offset, length);
-    for (uint64_t leaf = span.first >> LEAF_SHIFT; leaf <= (span.first + span.count - 1) >> LEAF_SHIFT;
-         leaf++) {
+    for_each_leaf (leaf, span.first, span.count) {
         struct kernel_leaf *k = (nodes ? get : kernels_find)(&file->kernels, node, leaf);
         if (!k && nodes)
             return -ENOMEM;
@@ -200,8 +199,7 @@ bool kernels_overtaken(struct cache_file *file, unsigned node, off_t offset, siz
     if (!file->kernels.old || !length)
         return false;
     struct span span = span_of(offset, length);
-    for (uint64_t leaf = span.first >> LEAF_SHIFT; leaf <= (span.first + span.count - 1) >> LEAF_SHIFT;
-         leaf++) {
+    for_each_leaf (leaf, span.first, span.count) {
         struct kernel_leaf *k = kernels_find(&file->kernels, node, leaf);
         if (k && k->old & page_range_mask(leaf, span.first, span.count))
             return true;
@@ -327,8 +325,7 @@ void kernels_wrote(struct cache_file *file, unsigned node, const void *bytes, si
     if (knows_nothing(file) || !length)
         return;
     struct span span = span_of(offset, length);
-    for (uint64_t leaf = span.first >> LEAF_SHIFT; leaf <= (span.first + span.count - 1) >> LEAF_SHIFT;
-         leaf++) {
+    for_each_leaf (leaf, span.first, span.count) {
         struct kernel_leaf *k = (nodes ? get : kernels_find)(&file->kernels, node, leaf);
         page_mask pages = page_range_mask(leaf, span.first, span.count);
         if (!k) /* its pages are dropped with everything else of the file's: */
