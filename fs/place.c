@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "fs/fs.h"
 #include "fs/resolve.h"
 
@@ -37,7 +38,7 @@ struct place *place_new(const struct inode *parent, const char *name, const stru
 
 bool place_is_born(const struct place *place, const struct timespec *birth)
 {
-    return place && place->birth.tv_sec == birth->tv_sec && place->birth.tv_nsec == birth->tv_nsec;
+    return place && clock_same(place->birth, *birth);
 }
 
 void place_free(struct place *place)

@@ -4,17 +4,14 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/thread.h"
 #include "fs/inode.h"
 
 static time_t now(void)
 {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec;
+    return (time_t)(clock_now_ns() / 1000000000);
 }
 
 void token_table_init(struct token_table *table)

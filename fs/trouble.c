@@ -6,23 +6,23 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/lock.h"
 #include "cache/stat.h"
 #include "fs/escape.h"
 #include "fs/fs.h"
 #include "fs/log.h"
 
-#define PAUSE_S 30
+#define PAUSE_NS UINT64_C(30000000000)
 
 static struct kind {
     int error;
     const char *advice;
-    unsigned most; /* lines in PAUSE_S; 0: one */
+    unsigned most; /* lines in PAUSE_NS; 0: one */
     /* Guarded by trouble_lock: */
-    long long until; /* of this PAUSE_S: seconds of the monotonic clock */
-    unsigned said;   /* lines in it */
+    uint64_t until_ns; /* of this PAUSE_NS */
+    unsigned said;     /* lines in it */
     unsigned unsaid;
 } kinds[] = {
     {.error = EIO,
@@ -53,12 +53,11 @@ static pthread_mutex_t trouble_lock = LOCK_INITIALIZER(LOCK_TROUBLE);
 
 static bool is_due(struct kind *kind, unsigned *unsaid_out)
 {
-    struct timespec now;
+    uint64_t now_ns = clock_now_ns();
 
-    clock_gettime(CLOCK_MONOTONIC, &now);
     pthread_mutex_lock(&trouble_lock);
-    if (now.tv_sec >= kind->until) {
-        kind->until = now.tv_sec + PAUSE_S;
+    if (now_ns >= kind->until_ns) {
+        kind->until_ns = now_ns + PAUSE_NS;
         kind->said = 0;
     }
     bool due = !kind->said || kind->said < kind->most;

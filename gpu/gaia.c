@@ -223,9 +223,7 @@ static int check_arguments(size_t length, int prot, int flags, int fd, off_t off
     if (length > SIZE_MAX / 2 - PAGE || __builtin_add_overflow(offset, (off_t)(length + PAGE), &end))
         return -EOVERFLOW;
     int mode = fcntl(fd, F_GETFL);
-    if (mode < 0)
-        return -EBADF;
-    if (mode & O_PATH)
+    if (mode < 0 || mode & O_PATH)
         return -EBADF;
     if ((mode & O_ACCMODE) == O_WRONLY || (prot & PROT_WRITE && (mode & O_ACCMODE) != O_RDWR))
         return -EACCES;

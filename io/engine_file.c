@@ -4,12 +4,12 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/proc_path.h"
 #include "io/engine_internal.h"
 
 /* Linux 6.1; the fields' places in struct statx, which older headers pad. */
@@ -41,14 +41,13 @@ static unsigned direct_alignment(int fd)
 static void open_direct(struct gaia_io_file *file, int flags)
 {
     unsigned alignment = direct_alignment(file->buffered.fd);
-    char path[32];
 
     file->direct = (struct gaia_io_fd){.fd = -1, .slot = -1};
     if (alignment == 0 ||
         (flags & O_ACCMODE) == O_WRONLY) /* what fd may not read, a second descriptor must not */
         return;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", file->buffered.fd);
-    file->direct.fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | (flags & O_NOATIME));
+    file->direct.fd =
+        open(proc_path(file->buffered.fd).text, O_RDONLY | O_DIRECT | O_CLOEXEC | (flags & O_NOATIME));
     file->direct_mask = alignment - 1;
 }
 
