@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/client.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/lock.h"

@@ -7,7 +7,6 @@
 #define GAIAFS_CACHE_CLIENT_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 

@@ -12,7 +12,6 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "base/lock.h"
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/file.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/fill.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>

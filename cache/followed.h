@@ -4,7 +4,6 @@
 #ifndef GAIAFS_CACHE_FOLLOWED_H
 #define GAIAFS_CACHE_FOLLOWED_H
 
-#include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fs/creds.h"
 
-#include <errno.h>
 #include <grp.h>
-#include <limits.h>
 #include <linux/capability.h>
 #include <sched.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
 #ifndef GAIAFS_FS_MOUNTINFO_H
 #define GAIAFS_FS_MOUNTINFO_H
 
-#include <stddef.h>
 #include <sys/types.h>
 
 /* The device number (st_dev) of the topmost mount at path (absolute, no symbolic links). 0, -ENOENT or

@@ -5,7 +5,6 @@
 #include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/memory_file.h"

@@ -4,7 +4,6 @@
 #ifndef GAIAFS_IO_MEMBERS_H
 #define GAIAFS_IO_MEMBERS_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
