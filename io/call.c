@@ -32,7 +32,7 @@ static int arrived(void *context, struct gaia_link *link, const char *peer)
         return 0;
     }
     gaia_link_set_user(link, NULL);
-    call_end(session, error, true);
+    call_end(session, error);
     pthread_mutex_lock(&session->lock);
     session->link = NULL; /* the transport closes it */
     pthread_mutex_unlock(&session->lock);
@@ -50,7 +50,7 @@ static void message(void *context, struct gaia_link *link, const void *bytes, si
 
     (void)context;
     if (error)
-        call_end(session, error, false);
+        call_end(session, error);
 }
 
 static void exposed(void *context, struct gaia_link *link, uint32_t region, uint64_t length)
@@ -69,7 +69,7 @@ static void exposed(void *context, struct gaia_link *link, uint32_t region, uint
     }
     pthread_mutex_unlock(&session->lock);
     if (!good)
-        call_end(session, -EPROTO, false);
+        call_end(session, -EPROTO);
 }
 
 static void closed(void *context, struct gaia_link *link, int error)
@@ -78,7 +78,7 @@ static void closed(void *context, struct gaia_link *link, int error)
 
     (void)context;
     if (session)
-        call_end(session, error ? error : -ESHUTDOWN, false);
+        call_end(session, error ? error : -ESHUTDOWN);
 }
 
 /* ---- the thread that polls ---- */
@@ -299,7 +299,7 @@ void calls_end(struct calls *calls)
     pthread_mutex_unlock(&calls->lock);
     gaia_transport_leave(calls->transport);
     while ((session = next_untold(calls))) {
-        call_end(session, -ECANCELED, false);
+        call_end(session, -ECANCELED);
         call_session_put(session);
     }
     pthread_mutex_lock(&calls->lock);
@@ -377,7 +377,7 @@ static int connect_to(struct calls *calls, const char *peer, struct call_session
     }
     error = greet(calls, link, session);
     if (error)
-        call_end(session, error, true);
+        call_end(session, error);
     int ended = call_session_settle(session, !error);
     if (!error && !ended) {
         *session_out = session;

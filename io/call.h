@@ -50,10 +50,10 @@ struct calls_config {
      * back. request has length bytes, which nobody has checked. */
     int (*serve)(void *context, struct call_session *session, unsigned op, const void *request, size_t length,
                  void *reply, size_t *reply_length);
-    /* The session has ended, for any reason but call_session_close(): it calls nobody any more, and done() of
-     * what was begun with call_start() has been called, or is being called. Requests of the session may still
-     * be served, and may wait for what is done here. Called in a thread of its own, with no lock held; may
-     * wait. Once for each session; may be NULL. */
+    /* The session has ended: it calls nobody any more, and done() of what was begun with call_start() has
+     * been called, or is being called. Requests of the session may still be served, and may wait for what is
+     * done here. Called in a thread of its own, with no lock held; may wait. Once for each session; may be
+     * NULL. */
     void (*lost)(void *context, struct call_session *session, int error);
     /* After lost(): nobody serves a request of the session any more. */
     void (*ended)(void *context, struct call_session *session, int error);
@@ -99,10 +99,8 @@ int call_connect(struct calls *calls, const char *peer, struct call_session **se
 bool call_is_short(int error);
 void call_session_get(struct call_session *session);
 void call_session_put(struct call_session *session);
-/* End the session: calls under way give -EIO, at both ends; waits until nobody serves a request of it here
- * any more (so not from serve()). The reference stays the caller's. For the tests: nodes abort sessions. */
-void call_session_close(struct call_session *session);
-/* As call_session_close(), but does not wait, and ended() will be called: from serve(), too. */
+/* End the session: calls under way give -EIO, at both ends, and ended() will be called. Does not wait: from
+ * serve(), too. The reference stays the caller's. */
 void call_session_abort(struct call_session *session);
 /* 0 while it lives, else why it ended. */
 int call_session_error(const struct call_session *session);

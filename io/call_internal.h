@@ -127,9 +127,7 @@ struct call_session {
     struct gaia_link *link;         /* NULL: closed, or somebody else's */
     struct gaia_memory *registered; /* the memory, where this end connected */
     bool settled, known;
-    bool silent; /* ended by call_session_close(): nobody is told */
-    bool quiet;  /* the link is closed, nobody serves */
-    bool begun;  /* messages may be sent */
+    bool begun; /* messages may be sent */
     bool exposed;
     uint32_t region; /* then */
 
@@ -186,8 +184,8 @@ int call_session_new(struct calls *calls, struct gaia_link *link, bool connected
 /* known: somebody has the session, and will be told when it ends. Returns the session's error; with an error,
  * nobody knows it. */
 int call_session_settle(struct call_session *session, bool known);
-/* End the session with an error, if it has not ended. Returns whether this call ended it. */
-bool call_end(struct call_session *session, int error, bool silent);
+/* End the session with an error, if it has not ended. */
+void call_end(struct call_session *session, int error);
 
 /* ---- call_message.c ---- */
 

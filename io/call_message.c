@@ -143,7 +143,7 @@ static int send_one(struct call_session *session, const struct call_message *mes
     if (error && error != -EAGAIN) {
         int why = gaia_link_error(session->link);
 
-        call_end(session, why ? why : -EIO, false);
+        call_end(session, why ? why : -EIO);
     }
     return error;
 }
@@ -227,7 +227,7 @@ static void post_served(struct call_session *session, struct call_class *class, 
     if (said > 0)
         call_flush(session);
     else if (said)
-        call_end(session, said, false);
+        call_end(session, said);
 }
 
 static void serve_one(struct call_session *session, struct call_class *class, struct call_message *request)
@@ -237,7 +237,7 @@ static void serve_one(struct call_session *session, struct call_class *class, st
     size_t length = 0;
 
     if (!reply) {
-        call_end(session, -ENOMEM, false);
+        call_end(session, -ENOMEM);
         return;
     }
     int result = config->serve(config->context, session, request->head.op, request->payload,
@@ -597,7 +597,7 @@ int call_hear(struct call_asked *asked, size_t *reply_length_out, unsigned timeo
     }
     pthread_mutex_unlock(&session->lock);
     if (!in_time)
-        call_end(session, -ETIMEDOUT, false);
+        call_end(session, -ETIMEDOUT);
     return result;
 }
 
@@ -662,5 +662,5 @@ void call_watch(struct call_session *session)
             late |= is_late(&session->classes[i].pending[j]);
     pthread_mutex_unlock(&session->lock);
     if (late)
-        call_end(session, -ETIMEDOUT, false);
+        call_end(session, -ETIMEDOUT);
 }

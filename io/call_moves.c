@@ -232,7 +232,7 @@ static void await_end(struct call_session *session)
 static int ended_with(struct call_session *session, int error)
 {
     if (error != -EIO && error != -ECANCELED && error != -ESHUTDOWN)
-        call_end(session, -EPROTO, false); /* not exposed as it should be; else closed() says why it ended */
+        call_end(session, -EPROTO); /* not exposed as it should be; else closed() says why it ended */
     await_end(session);
     return -EIO;
 }

@@ -57,16 +57,12 @@ static void *keep(void *argument)
     for (unsigned i = 0; i < CALL_CLASSES; i++)
         call_class_answer(&session->classes[i]);
     pthread_mutex_lock(&session->lock);
-    bool tell = session->known && !session->silent; /* as it will stay */
+    bool tell = session->known; /* as it will stay */
     pthread_mutex_unlock(&session->lock);
     if (tell && calls->config.lost)
         calls->config.lost(calls->config.context, session, session->error);
     for (unsigned i = 0; i < CALL_CLASSES; i++)
         call_class_join(&session->classes[i]);
-    pthread_mutex_lock(&session->lock);
-    session->quiet = true;
-    pthread_cond_broadcast(&session->changed);
-    pthread_mutex_unlock(&session->lock);
     if (tell)
         calls->config.ended(calls->config.context, session, session->error);
     pthread_mutex_lock(&calls->lock);
@@ -170,13 +166,11 @@ int call_session_settle(struct call_session *session, bool known)
 
 /* ---- end ---- */
 
-bool call_end(struct call_session *session, int error, bool silent)
+void call_end(struct call_session *session, int error)
 {
     pthread_mutex_lock(&session->lock);
-    bool first = !session->error;
-    if (first) {
+    if (!session->error) {
         session->error = error;
-        session->silent = silent;
         for (unsigned i = 0; i < CALL_CLASSES; i++)
             call_class_wake(&session->classes[i]);
         pthread_cond_broadcast(&session->changed);
@@ -184,21 +178,11 @@ bool call_end(struct call_session *session, int error, bool silent)
         pthread_cond_broadcast(&session->moved);
     }
     pthread_mutex_unlock(&session->lock);
-    return first;
 }
 
 void call_session_abort(struct call_session *session)
 {
-    call_end(session, -ECANCELED, false);
-}
-
-void call_session_close(struct call_session *session)
-{
-    call_end(session, -ECANCELED, true);
-    pthread_mutex_lock(&session->lock);
-    while (!session->quiet)
-        pthread_cond_wait(&session->changed, &session->lock);
-    pthread_mutex_unlock(&session->lock);
+    call_end(session, -ECANCELED);
 }
 
 void call_session_get(struct call_session *session)

@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "cache/internal.h"
 #include "fs/fs.h"
-#include "io/call.h"
 #include "tests/fuzz/host.h"
+#include "tests/io/session_close.h"
 
 const unsigned fuzz_runs = 200;
 
@@ -419,7 +419,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     }
     for (unsigned steps = 0; in.left && steps < 40 && !call_session_error(node.session); steps++)
         step(&node, &in);
-    call_session_close(node.session);
+    session_close(node.session);
     call_session_put(node.session);
     check_other_file();
     return 0;

@@ -7,6 +7,7 @@
 #include "tests/io/transport_fixture.h"
 
 #include "io/call_internal.h"
+#include "tests/io/session_close.h"
 
 #define NODE_SESSIONS 16
 #define LONG_MS (TIME_LIMIT_S * 1000)
@@ -302,7 +303,7 @@ static inline void couple_close(struct couple *c)
 {
     node_open_gate(&c->client, true);
     node_open_gate(&c->server, true);
-    call_session_close(c->session);
+    session_close(c->session);
     call_session_put(c->session);
     node_close(&c->client);
     node_close(&c->server);

@@ -503,7 +503,7 @@ static void test_read_into_what_stands(void **state)
     }
     assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_FAULTS), GAIA_REACH_UNKNOWN);
     reaches = (struct gaia_reaches){0};
-    call_session_close(c.session); /* no transfer begins any more */
+    session_close(c.session); /* no transfer begins any more */
     assert_int_equal(call_slot_read_into(c.session, 20, 8192, LENGTH, frames, &standing), -EIO);
     assert_int_equal(gaia_standing_reach(&standing, GAIA_PATH_CALLS), GAIA_REACH_UNKNOWN);
     gaia_standing_end(&standing);
@@ -535,7 +535,7 @@ static void test_transfers_are_counted(void **state)
     for (unsigned i = 0; i < WRITES; i++)
         assert_int_equal(call_slot_write(c.session, i, 0, 2 * LENGTH), 0);
     assert_int_equal(ask(c.session, 0, OP_HIGHEST), OP_HIGHEST); /* they have ended by then */
-    call_session_close(c.session); /* what it has counted stays; and what it does not try is not counted */
+    session_close(c.session); /* what it has counted stays; and what it does not try is not counted */
     assert_int_equal(call_slot_read(c.session, 0, 0, 1), -EIO);
     calls_stat(c.client.calls, &s);
     assert_int_equal(s.outstanding, 0);
@@ -587,9 +587,9 @@ static void test_slots_are_of_one_session(void **state)
             assert_true(i == 1 ? matches(bytes, CALL_SLOT_BYTES, slot + 1, 0)
                                : is_zero(bytes, CALL_SLOT_BYTES) && is_zero(copy, CALL_SLOT_BYTES));
         }
-    call_session_close(sessions[1]);
+    session_close(sessions[1]);
     call_session_put(sessions[1]);
-    call_session_close(sessions[2]);
+    session_close(sessions[2]);
     call_session_put(sessions[2]);
     node_close(&third);
     couple_close(&c);

@@ -14,7 +14,7 @@ static void others_live(struct couple *c)
     struct call_session *session = join_to(&c->client, &c->server);
 
     assert_int_equal(ask(session, 0, OP_HIGHEST), OP_HIGHEST);
-    call_session_close(session);
+    session_close(session);
     call_session_put(session);
 }
 
@@ -146,7 +146,7 @@ static void test_close(void **state)
     couple_open(&c, TIMEOUT_MS);
     caller_start(&caller, c.session, 0, OP_WAIT, 0);
     node_await(&c.server, &c.server.waiting, 1);
-    call_session_close(c.session); /* does not wait for the other end */
+    session_close(c.session); /* the other end is not waited for */
     assert_int_equal(caller_join(&caller), -EIO);
     nothing_goes(c.session);
     assert_int_equal(c.server.waiting, 1);
@@ -157,37 +157,6 @@ static void test_close(void **state)
     assert_int_equal(c.client.ended, 0);
     assert_int_equal(c.server.ended, 1);
     assert_int_equal(c.server.ended_while_served, 0);
-}
-
-static void *run_closer(void *argument)
-{
-    struct getter *closer = argument;
-
-    call_session_close(closer->session);
-    closer->result = 1;
-    return NULL;
-}
-
-static void test_close_waits_for_who_serves(void **state)
-{
-    static struct couple c;
-    struct caller caller;
-    struct getter closer;
-
-    (void)state;
-    couple_open(&c, TIMEOUT_MS);
-    caller_start(&caller, c.other, 0, OP_WAIT, 0);
-    node_await(&c.client, &c.client.waiting, 1);
-    closer = (struct getter){.session = c.session};
-    assert_int_equal(pthread_create(&closer.thread, NULL, run_closer, &closer), 0);
-    assert_int_equal(caller_join(&caller), -EIO);
-    nap_ms(100);
-    assert_int_equal(c.client.waiting, 1);
-    assert_int_equal(pthread_tryjoin_np(closer.thread, NULL), EBUSY);
-    node_open_gate(&c.client, true);
-    pthread_join(closer.thread, NULL);
-    assert_int_equal(c.client.waiting, 0);
-    couple_close(&c);
 }
 
 /* By who serves: it can't wait for itself. */
@@ -223,7 +192,6 @@ static void test_node_closes(void **state)
     assert_int_equal(c.server.ended, 1);
     assert_int_equal(c.server.waiting, 0);
     nothing_goes(other);
-    call_session_close(other);
     call_session_put(other);
     node_close(&c.client);
     assert_int_equal(c.client.ended, 1);
@@ -315,7 +283,7 @@ static int calls_that_failed(const char *address, unsigned limit_ms)
         caller_start(&callers[i], session, i % 2, OP_WAIT, limit_ms);
     for (unsigned i = 0; i < STOPPED_CALLERS; i++)
         failed += caller_join(&callers[i]) != 0;
-    call_session_close(session);
+    session_close(session);
     call_session_put(session);
     node_close(&client);
     return failed;
@@ -349,7 +317,7 @@ static int starts_that_failed(const char *address, unsigned limit_ms)
     for (unsigned i = 0; i < STOPPED_CALLERS; i++)
         while (sem_wait(&started_told)) /* a signal */
             ;
-    call_session_close(session);
+    session_close(session);
     call_session_put(session);
     node_close(&client);
     return (int)started_failed;
@@ -583,7 +551,6 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         CASE(test_abort),
         CASE(test_close),
-        CASE(test_close_waits_for_who_serves),
         CASE(test_abort_from_serve),
         CASE(test_node_closes),
         CASE(test_node_closes_at_work),

@@ -245,7 +245,7 @@ static void test_no_room_for_some_time(void **state)
         pthread_join(mover.thread, NULL);
         assert_int_equal(mover.error, 0);
         assert_int_equal(call_session_error(c.session), 0);
-        call_session_close(other);
+        session_close(other);
         call_session_put(other);
         couple_close(&c);
         node_close(&third);
@@ -264,7 +264,7 @@ static void test_no_room_until_the_end(void **state)
         open_with(&c, 1, 16);
         start_without_room(&mover, &c, writes);
         uint64_t before = now_ms();
-        call_session_close(c.session);
+        session_close(c.session);
         starved = -1;
         pthread_join(mover.thread, NULL);
         assert_int_equal(mover.error, -EIO);

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "consistency/page.h"
+#include "tests/io/session_close.h"
 #include "tests/mount/member.h"
 
 #define THREADS 8u
@@ -353,7 +354,7 @@ static struct call_session *meet(void)
                 meetings++;
                 return session;
             }
-            call_session_close(session);
+            session_close(session);
         }
         usleep(50000);
     }
