@@ -2,9 +2,7 @@
 #include "io/message.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/descriptor.h"
@@ -40,15 +38,12 @@ int gaia_message_send(int socket, struct gaia_message *message, const int *fds, 
 
 #define FDS_LOOKED_AT 8u /* what a peer sends more than that the kernel closes */
 
-/* Keep the first descriptors, close the rest: a peer may send what it likes. How many came; *lost_out: one of
- * the first could not be kept. */
-static size_t take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS], bool *lost_out)
+size_t gaia_message_take_fds(struct msghdr *header, int *fds_out, unsigned most, bool *lost_out)
 {
     unsigned kept = 0;
     size_t came = 0;
 
     *lost_out = false;
-
     for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
@@ -57,7 +52,7 @@ static size_t take_fds(struct msghdr *header, int fds_out[GAIA_MESSAGE_FDS], boo
         for (size_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
-            if (kept == GAIA_MESSAGE_FDS)
+            if (kept == most)
                 close(fd);
             else if ((fds_out[kept] = above_standard(fd)) >= 0)
                 kept++;
@@ -95,7 +90,7 @@ static int receive(int socket, int flags, struct gaia_message *message_out, int 
         return errno == ECONNRESET ? -ENOTCONN : -errno;
     /* An empty packet, which looks like the end, may have some, too. */
     bool lost;
-    size_t came = take_fds(&header, fds_out, &lost);
+    size_t came = gaia_message_take_fds(&header, fds_out, GAIA_MESSAGE_FDS, &lost);
     bool cut = header.msg_flags & MSG_CTRUNC;
     /* Cut off before there are as many as we look at: there was no room among our own. */
     bool good = is_message(&message, n) && !(header.msg_flags & MSG_TRUNC) && (!cut || came < FDS_LOOKED_AT);

@@ -3,6 +3,9 @@
 #ifndef GAIAFS_IO_MESSAGE_H
 #define GAIAFS_IO_MESSAGE_H
 
+#include <stdbool.h>
+#include <sys/socket.h>
+
 #include "io/protocol.h"
 
 #define GAIA_MESSAGE_FDS 2
@@ -18,5 +21,9 @@ int gaia_message_send(int socket, struct gaia_message *message, const int *fds, 
 int gaia_message_receive(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
 /* The same without waiting; -EAGAIN: no message is there. */
 int gaia_message_receive_now(int socket, struct gaia_message *message_out, int fds_out[GAIA_MESSAGE_FDS]);
+
+/* Of what recvmsg() has received: keep the first descriptors, and close the rest, as a peer may send what it
+ * likes. How many came; *lost_out: one of the first could not be kept. */
+size_t gaia_message_take_fds(struct msghdr *header, int *fds_out, unsigned most, bool *lost_out);
 
 #endif

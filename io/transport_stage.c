@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -11,6 +10,8 @@
 #include <unistd.h>
 
 #include "base/memory_file.h"
+#include "io/message.h"
+#include "io/reach.h"
 
 #define NAME_MAX_BYTES 80u
 #define STAGE_ALIGN 64u
@@ -20,14 +21,9 @@
 
 int local_address(const char *name, struct sockaddr_un *address_out, socklen_t *length_out)
 {
-    size_t length = strlen(name);
-
-    if (length > NAME_MAX_BYTES)
+    if (strlen(name) > NAME_MAX_BYTES)
         return transport_say(-EINVAL, "%s: longer than %u bytes", name, NAME_MAX_BYTES);
-    *address_out = (struct sockaddr_un){.sun_family = AF_UNIX};
-    memcpy(address_out->sun_path + 1, name, length);
-    *length_out = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
-    return 0;
+    return reach_address(name, address_out, length_out);
 }
 
 int local_socket(int *fd_out)
@@ -72,32 +68,12 @@ int datagram_send(int fd, const void *bytes, size_t length, int fd_to_send)
                          strerror(errno));
 }
 
-/* Keep the first descriptor, close the rest. */
-static int take_fd(struct msghdr *header)
-{
-    int kept = -1;
-
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-            continue;
-        for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
-            int fd;
-
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-            if (kept < 0)
-                kept = fd;
-            else
-                close(fd);
-        }
-    }
-    return kept;
-}
-
 ssize_t datagram_receive(int fd, unsigned char bytes[GAIA_WIRE_MAX + 1], int *fd_out)
 {
     char control[CMSG_SPACE(sizeof(int) * 8)];
     struct iovec io = {.iov_base = bytes, .iov_len = GAIA_WIRE_MAX + 1};
     struct msghdr header;
+    bool lost = false;
     ssize_t n;
 
     do {
@@ -105,8 +81,10 @@ ssize_t datagram_receive(int fd, unsigned char bytes[GAIA_WIRE_MAX + 1], int *fd
             .msg_iov = &io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
         n = recvmsg(fd, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     } while (n < 0 && (errno == EINTR || errno == ECONNRESET)); /* after a reset: what was sent before it */
-    *fd_out = n >= 0 ? take_fd(&header) : -1;
-    if (n >= 0 && *fd_out < 0 && header.msg_flags & MSG_CTRUNC)
+    *fd_out = -1;
+    if (n >= 0)
+        gaia_message_take_fds(&header, fd_out, 1, &lost);
+    if (n >= 0 && *fd_out < 0 && (lost || header.msg_flags & MSG_CTRUNC))
         *fd_out = -EMFILE;
     return n >= 0 ? n : errno == EWOULDBLOCK ? -EAGAIN : -errno;
 }
