@@ -74,17 +74,24 @@ static uint64_t ask_who_lives(struct nodes *nodes)
     return living;
 }
 
+static bool has_it_where_it_is(const struct members *fresh, const struct member *member)
+{
+    for (unsigned i = 0; i < fresh->count; i++)
+        if (!strcmp(fresh->list[i].name, member->name))
+            return fresh->list[i].carrier == member->carrier &&
+                   !strcmp(fresh->list[i].address, member->address);
+    return false;
+}
+
 unsigned nodes_left_out(const struct nodes *nodes, const struct members *fresh)
 {
     for (unsigned i = 0; i < nodes->numbers; i++) {
         const struct nodes_home *home = &nodes->homes[i];
         const struct home_session *agent;
-        bool lives = is_ours(home), stays = i == nodes->self || !home->listed;
+        bool lives = i == nodes->self || is_ours(home);
         LIST_FOREACH (agent, &nodes->agents, link)
             lives |= agent->member == i && !call_session_error(agent->session);
-        for (unsigned j = 0; j < fresh->count; j++)
-            stays |= !strcmp(fresh->list[j].name, home->member.name);
-        if (lives && !stays)
+        if (lives && home->listed && !has_it_where_it_is(fresh, &home->member))
             return i;
     }
     return MEMBERS_MAX;

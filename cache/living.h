@@ -10,8 +10,9 @@ uint64_t nodes_living(struct nodes *nodes, uint64_t *epoch_out);
 /* XXH3-64 of the name of the which-th of them, from 1 on, if there is one; else 0. count_out: how many
  * members there are. */
 uint64_t nodes_living_one(struct nodes *nodes, uint64_t which, uint64_t *count_out);
-/* A member that there is a session with, and that a new list lacks: its number, or MEMBERS_MAX. nodes->lock
- * is held. */
+/* A member that there is a session with, and that a new list lacks, or has at another address: it listens
+ * where it did when it was mounted, and could not be met there again. Nor can this node. Its number, or
+ * MEMBERS_MAX. nodes->lock is held. */
 unsigned nodes_left_out(const struct nodes *nodes, const struct members *fresh);
 /* Before this node serves anything: nodes_meet_all(), and wait until those that live have met this node, too,
  * for twice timeout_ms, and a minute for a node that is being unmounted, or is not done with an earlier

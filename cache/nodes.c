@@ -576,8 +576,8 @@ static int try_members(struct nodes *nodes, const struct members *members, char 
     pthread_mutex_lock(&nodes->lock);
     unsigned lives = nodes_left_out(nodes, members);
     if (lives != MEMBERS_MAX)
-        snprintf(why_out, CACHE_WHY, "node %s is still mounted: unmount it first",
-                 nodes->homes[lives].member.name);
+        snprintf(why_out, CACHE_WHY, "node %s is still mounted, at %s: unmount it first",
+                 nodes->homes[lives].member.name, nodes->homes[lives].member.address);
     int error = lives != MEMBERS_MAX ? -EBUSY : enter_members(nodes, members);
     pthread_mutex_unlock(&nodes->lock);
     return error;

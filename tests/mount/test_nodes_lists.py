@@ -30,18 +30,20 @@ class Listed:
         os.mkdir(self.data)
         self.nodes = {}
 
-    def options(self, name, members):
+    def options(self, name, members, elsewhere=""):
+        """elsewhere: members of whom the list has an address where nobody listens."""
         peers = os.path.join(self.folder, f"peers-{name}")
-        write_file(peers, "".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{one}\n" for one in members).encode())
+        write_file(peers, "".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{'not-' if one in elsewhere else ''}{one}\n"
+                                  for one in members).encode())
         return f"node={name},peers={peers},{OPTIONS}"
 
-    def mount(self, name, members):
-        self.nodes[name] = self.start(self.options(name, members), data=self.data)
+    def mount(self, name, members, elsewhere=""):
+        self.nodes[name] = self.start(self.options(name, members, elsewhere), data=self.data)
 
-    def reread(self, name, members, word=None):
+    def reread(self, name, members, word=None, elsewhere=""):
         """It reads another list, and says so."""
         said = len(self.nodes[name].log_text())
-        self.options(name, members)
+        self.options(name, members, elsewhere)
         os.kill(self.nodes[name].pid, signal.SIGHUP)
         wait_until(lambda: (word or f"there are {len(members)} nodes now") in self.nodes[name].log_text()[said:], 20)
 
@@ -153,7 +155,7 @@ def test_a_node_that_lives_is_not_taken_off_the_list(listed, agents):
         listed.mount(name, "ab")
     content = listed.make("a", "ab", "b")
     one, home = (Program(agents(), listed.path(name)) for name in "ab")
-    listed.reread("a", "a", "node b is still mounted: unmount it first; the members stay as they were")
+    listed.reread("a", "a", "-lists-b: unmount it first; the members stay as they were")
     home.device_store(5, b"released")
     home.release()
     one.write(100, b"written")
@@ -164,6 +166,29 @@ def test_a_node_that_lives_is_not_taken_off_the_list(listed, agents):
         program.agent.kill()
     listed.nodes["b"].kill()
     listed.reread("a", "a")
+
+
+def test_a_node_that_lives_stays_at_its_address(listed, agents):
+    """It listens there until it is unmounted: by a list that has another one it is taken to be dead as soon as it has stood still, and
+    what it is the home of nobody is told any more, nor who took its place."""
+    for name in "ab":
+        listed.mount(name, "ab")
+    content = listed.make("a", "ab", "b")
+    for name in "ab":
+        listed.reread(name, "ab", "-lists-b: unmount it first; the members stay as they were", elsewhere="b")
+    listed.stand_still("b", "a")
+    listed.go_on("b")
+    wait_until(lambda: not is_down(listed.nodes["a"], "b") and not is_down(listed.nodes["b"], "a"), 20, "they meet")
+    listed.nodes["b"].unmount()
+    listed.reread("a", "ab", elsewhere="b")
+    listed.mount("b", "ab", elsewhere="b")
+    programs = {name: Program(agents(), listed.path(name)) for name in "ab"}
+    programs["a"].device_store(5, b"released")
+    programs["a"].release()
+    content[5:13] = b"released"
+    all_see(programs, content)
+    for program in programs.values():
+        program.agent.kill()
 
 
 def test_a_node_that_stood_still_while_it_was_taken_off_the_list(listed, agents):
