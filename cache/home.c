@@ -293,8 +293,9 @@ static void look_at_clock(const struct home_session *agent, const struct node_re
 
 static int do_hello(struct home_session *agent, const struct node_request *request)
 {
-    int error = enter(agent, request);
+    int error = odds_with_who_comes(agent->nodes, request, agent->session);
 
+    error = error ? error : enter(agent, request);
     if (error)
         return error;
     look_at_clock(agent, request);

@@ -9,7 +9,6 @@
 #include "cache/odds.h"
 #include "cache/sure.h"
 
-#define MEET_AGAIN_MS 5000u
 #define HURRY_MS 250u
 
 /* False: nodes->stop is set. */

@@ -5,6 +5,8 @@
 
 #include "cache/nodes.h"
 
+#define MEET_AGAIN_MS 5000u /* at most, or peer_timeout, if that is shorter: so often those are tried */
+
 /* Meet all that are listed and not met yet; and try again and again in a thread from then on, as a node that
  * did not answer may do so later. -EAGAIN: no thread; or what nodes_meet() says; why_out. */
 int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY]);

@@ -365,6 +365,7 @@ static struct nodes *new_nodes(struct cache *cache)
         return NULL;
     nodes->cache = cache;
     nodes->late_kernels = kernel_writes_back_late();
+    nodes->begun_ns = clock_now_ns();
     nodes->timeout_ms = timeout_ms ? timeout_ms : FAULT_PATH_TIMEOUT_MS;
     nodes->beat_ms = nodes->timeout_ms;
     nodes->stop = true; /* who connects at once can't be connected to yet */

@@ -31,6 +31,7 @@ struct nodes_home {
     bool met;             /* at least once */
     bool refuses;         /* us, as its list lacks us: cache/odds.h */
     bool knows_more;      /* it says that a node lives which our list lacks: likewise */
+    bool first;           /* it was here before us, and comes by another list: likewise */
     bool down;            /* it did not answer when it was last tried: others are homes of its files */
     struct call_session *session;  /* a reference; NULL: none */
     uint64_t since;                /* when that began: nodes_stalls() */
@@ -65,7 +66,8 @@ enum nodes_change { CHANGE_THAT_WAITS, CHANGE_OF_IO, CHANGE_KINDS };
 struct nodes {
     struct cache *cache;
     struct calls *calls;
-    unsigned self; /* this node's number */
+    unsigned self;     /* this node's number */
+    uint64_t begun_ns; /* when others could first come */
     unsigned timeout_ms;
     /* Which kernels may have write-backs of dropped pages on their way: bit 0 (this node's), and 1 + m. */
     _Atomic uint64_t late_kernels;

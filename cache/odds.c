@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "cache/internal.h"
 #include "cache/meet.h"
+#include "cache/meeter.h"
 
 bool nodes_at_odds(const struct nodes *nodes)
 {
@@ -96,6 +98,7 @@ void odds_note(struct nodes_home *home, int error, bool more)
         home->refuses = true;
     if (!error || more)
         home->knows_more = more;
+    home->first &= error != 0;
     if (odds_says(error) ? error == -ENONET : meet_lives(error))
         return;
     if (error && !odds_says(error) && home->untried)
@@ -109,10 +112,21 @@ static const struct nodes_home *find_odds(const struct nodes *nodes)
     for (unsigned i = 0; nodes->serves && i < nodes->numbers; i++) {
         const struct nodes_home *home = &nodes->homes[i];
         bool odd = home->refuses || home->knows_more || (nodes->odds_ns && !is_tried(home));
-        if (i != nodes->self && home->listed && odd)
+        if (i != nodes->self && (home->first || (home->listed && odd)))
             return home;
     }
     return NULL;
+}
+
+static const char *why_odd(const struct nodes_home *home)
+{
+    if (home->first && home->listed)
+        return "was here before this one, and is not where the list of members here says that it is";
+    if (home->first)
+        return "was here before this one, and is not on the list of members here";
+    return home->refuses
+               ? "has a list of members that lacks this one"
+               : "has met a node that the list of members here lacks (a new list is read at SIGHUP)";
 }
 
 void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT])
@@ -124,10 +138,7 @@ void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT])
     if (home && !before) {
         snprintf(text_out, ODDS_TEXT,
                  "node %s %s: until they agree this node changes no file, and programs get EIO",
-                 home->member.name,
-                 home->refuses ? "has a list of members that lacks this one"
-                               : "has met a node that the list of members here lacks (a new list is read at "
-                                 "SIGHUP)");
+                 home->member.name, why_odd(home));
         nodes->odds_ns = clock_now_ns();
     } else if (!home && before) {
         snprintf(text_out, ODDS_TEXT, "this node is not at odds with others any more about the members");
@@ -139,10 +150,99 @@ void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT])
     }
 }
 
-void odds_look(struct nodes *nodes, bool all)
+static void judge_and_say(struct nodes *nodes)
 {
+    const struct cache_host *host = &nodes->cache->host;
     char text[ODDS_TEXT];
 
+    pthread_mutex_lock(&nodes->lock);
+    odds_judge(nodes, text);
+    pthread_mutex_unlock(&nodes->lock);
+    if (*text && host->warn)
+        host->warn(host->context, text);
+}
+
+/* ---- who comes ---- */
+
+/* This node was mounted so lately that a node which ran then may come for the first time only now. It goes
+ * round its members every MEET_AGAIN_MS, and waits for those that are silent. nodes->lock is held. */
+static bool is_new(const struct nodes *nodes)
+{
+    uint64_t new_ns = (MEET_AGAIN_MS + 2 * nodes->timeout_ms) * UINT64_C(1000000);
+
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        if (nodes->homes[i].met || nodes->homes[i].first)
+            return false;
+    return clock_now_ns() - nodes->begun_ns < new_ns;
+}
+
+/* Of this name, listed or not; NULL. nodes->lock is held. */
+static const struct nodes_home *find(const struct nodes *nodes, const struct node_name *name)
+{
+    for (unsigned i = 0; i < nodes->numbers; i++)
+        if (strlen(nodes->homes[i].member.name) == name->length &&
+            !memcmp(nodes->homes[i].member.name, name->bytes, name->length))
+            return &nodes->homes[i];
+    return NULL;
+}
+
+/* Not on the list. If it has been, it is who was left behind. nodes->lock is held. */
+static void note_stranger(struct nodes *nodes, const struct node_name *name)
+{
+    struct nodes_home *home = &nodes->homes[nodes->numbers];
+
+    if (find(nodes, name) || nodes->numbers == MEMBERS_MAX ||
+        !member_is_name((const char *)name->bytes, name->length) || !is_new(nodes))
+        return;
+    memcpy(home->member.name, name->bytes, name->length);
+    home->first = true;
+    nodes->numbers++;
+}
+
+/* A member that was never met from here, and now serves with another list. By a `greeting` it is where the
+ * list says. nodes->lock is held. */
+static int look_at_member(struct nodes_home *home)
+{
+    if (home->met || home->greeting)
+        return 0;
+    if (home->connecting)
+        return -EBUSY;
+    if (!home->error || meet_lives(home->error) || odds_says(home->error))
+        return 0;
+    home->first = true;
+    return -ENOLINK;
+}
+
+int odds_with_who_comes(struct nodes *nodes, const struct node_request *hello, struct call_session *session)
+{
+    int error = 0;
+
+    pthread_mutex_lock(&nodes->lock);
+    unsigned member = nodes_number_of(nodes, (const char *)hello->name.bytes, hello->name.length);
+    bool strange = hello->offset == NODE_VERSION && hello->flags & NODE_SERVES &&
+                   hello->value != nodes->members->epoch && member != nodes->self && !nodes->leaving;
+    if (strange && member == MEMBERS_MAX)
+        note_stranger(nodes, &hello->name);
+    bool unmet = strange && member != MEMBERS_MAX && !nodes->homes[member].met;
+    bool known = unmet && nodes->homes[member].first; /* the meeter goes on trying */
+    pthread_mutex_unlock(&nodes->lock);
+    if (known)
+        return -ENOLINK;
+    if (unmet) {
+        nodes_meet(nodes, member);
+        /* Or it has just died, or stands still. */
+        bool lives = !nodes_ask(session, NODE_PINGS, NODE_PING, &(struct node_request){0}, NULL);
+        pthread_mutex_lock(&nodes->lock);
+        error = lives ? look_at_member(&nodes->homes[member]) : 0;
+        pthread_mutex_unlock(&nodes->lock);
+    }
+    if (strange)
+        judge_and_say(nodes);
+    return error;
+}
+
+void odds_look(struct nodes *nodes, bool all)
+{
     for (unsigned i = 0; i < MEMBERS_MAX; i++) {
         struct call_session *session = nodes_home_session(nodes, i);
         pthread_mutex_lock(&nodes->lock);
@@ -156,9 +256,5 @@ void odds_look(struct nodes *nodes, bool all)
         if (session)
             call_session_put(session);
     }
-    pthread_mutex_lock(&nodes->lock);
-    odds_judge(nodes, text);
-    pthread_mutex_unlock(&nodes->lock);
-    if (*text && nodes->cache->host.warn)
-        nodes->cache->host.warn(nodes->cache->host.context, text);
+    judge_and_say(nodes);
 }

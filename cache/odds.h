@@ -5,7 +5,11 @@
  * longer; or one that it has met says that a node lives which its own list lacks, or which it has not tried
  * to meet since it has read the list, so that it does not know yet what that is the home of. Until then it
  * changes no file, tracks none anew, and refuses who comes in words (-ENOLINK) by which that one knows that
- * it is not the one left behind. */
+ * it is not the one left behind.
+ *
+ * A node that is mounted with a list that is wrong is refused by the first other one that it meets. Where the
+ * list is such that it meets none, it is met: a node that runs has it on its list, and comes. Then it is the
+ * one that is mounted last which is at odds, and not the one that runs (odds_with_who_comes()). */
 #ifndef GAIAFS_CACHE_ODDS_H
 #define GAIAFS_CACHE_ODDS_H
 
@@ -30,6 +34,12 @@ void odds_note(struct nodes_home *home, int error, bool more);
  * there is nothing to say to people. nodes->lock is held. */
 #define ODDS_TEXT (MEMBER_NAME_MAX + 240)
 void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT]);
+/* Before a node is let in, or is refused, that has said HELLO by a session. One that serves, and has another
+ * list, was here first if this node has just been mounted, has met nobody, and never had that one on its
+ * list; or if it is on the list here, and can't be met where that says that it is. Then this node is at odds
+ * until it has met that one, also when it is dead: mounted anew, with the right list, it is not. 0; -ENOLINK:
+ * the latter; -EBUSY: that is not known yet. No lock is held. */
+int odds_with_who_comes(struct nodes *nodes, const struct node_request *hello, struct call_session *session);
 /* Ask all homes, or those only that had said that such a node lives; then judge. No lock is held. */
 void odds_look(struct nodes *nodes, bool all);
 

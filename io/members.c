@@ -48,6 +48,11 @@ static bool is_name(struct piece text)
     return true;
 }
 
+bool member_is_name(const char *text, size_t length)
+{
+    return length && length < MEMBER_NAME_MAX && is_name((struct piece){text, length});
+}
+
 /* ---- one member ---- */
 
 static int parse_name(struct member *member, struct piece text, char *why_out)
@@ -213,7 +218,7 @@ static int finish(struct members *members, const char *self, char *why_out)
 
     if (!members->count)
         return say(why_out, "no members (" FORM ")");
-    if (!name.length || name.length >= MEMBER_NAME_MAX || !is_name(name))
+    if (!member_is_name(self, name.length))
         return say(why_out, "node %.*s: a name has 1 to %u letters, digits, '.', '_' and '-'", SHOWN(name),
                    MEMBER_NAME_MAX - 1);
     qsort(members->list, members->count, sizeof *members->list, by_name);

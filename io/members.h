@@ -42,6 +42,8 @@ int members_parse(const char *text, const char *self, struct members **members_o
 int members_read(const char *path, const char *self, struct members **members_out, char why_out[MEMBERS_WHY]);
 void members_free(struct members *members);
 
+/* Whether a member may have this name, which somebody else has said. */
+bool member_is_name(const char *text, size_t length);
 /* XXH3-64 of a member's name. */
 uint64_t member_hash(const char *name);
 /* The home of a file: rendezvous hashing, the member with the highest XXH3-64 of (identity, seed: XXH3 of the

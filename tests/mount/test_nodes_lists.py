@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import not_in_the_gate
 from files import pattern
 from helpers import PAGE, agents, error_of, read_file, refused_mount, stand_still, wait_until, write_file  # noqa: F401
 from member import OPS, Member
-from nodes import Program, all_see, check, hash_of, tracked  # noqa: F401
+from nodes import TAKEN_OVER, Program, all_see, check, hash_of, tracked  # noqa: F401
 from test_nodes_apart import links, make_with_homes, networks  # noqa: F401
 from test_nodes_members import is_down
 
@@ -189,6 +190,66 @@ def test_a_node_that_lives_stays_at_its_address(listed, agents):
     all_see(programs, content)
     for program in programs.values():
         program.agent.kill()
+
+
+def stays_out(listed, late, home, content):
+    """The one that was mounted last changes nothing, and takes nothing away; the other goes on."""
+    wait_until(lambda: AT_ODDS in listed.nodes["b"].log_text(), 20)
+    assert error_of(late.agent, "gaia.Device('soft:0').mmap(fd, length)") == errno.EIO
+    assert error_of(late.agent, "os.pwrite(fd, b'late', 4096)") == errno.EIO
+    home.write(50, b"again")
+    home.fsync()
+    content[50:55] = b"again"
+    check("the device that had released", home.acquired(), content)
+    check("the data directory", read_file(listed.below()), content)
+    assert AT_ODDS not in listed.nodes["a"].log_text() and TAKEN_OVER not in listed.nodes["a"].log_text()
+
+
+@pytest.mark.parametrize("how", ["lacks it", "has it elsewhere", "has it where nothing answers"])
+def test_a_node_that_is_mounted_with_a_list_by_which_it_misses_one_that_runs(listed, agents, how):
+    """Which has this one on its list, and so comes: the list that was written last is wrong. Who ran before goes on; and the other one is
+    met when its list is right, or when it is mounted anew."""
+    wrong = {"members": "b"} if how == "lacks it" else {"members": "ab", "elsewhere": "a"}
+    silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if how == "has it where nothing answers":
+        silent.bind(f"\0gaiafs-test-{os.getpid()}-lists-not-a")
+        silent.listen(100)
+    listed.mount("a", "ab")
+    content = listed.make("a", "ab", "b")
+    home = Program(agents(), listed.path("a"))
+    home.device_store(5, b"released")
+    home.release()
+    content[5:13] = b"released"
+    listed.mount("b", **wrong)
+    late = Program(agents(), listed.path("b"), device=None)
+    stays_out(listed, late, home, content)
+    late.agent.kill()
+    listed.nodes["b"].unmount()
+    listed.mount("b", **wrong)
+    late = Program(agents(), listed.path("b"), device=None)
+    stays_out(listed, late, home, content)
+    listed.reread("b", "ab")
+    wait_until(lambda: NO_MORE in listed.nodes["b"].log_text(), 20)
+    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the other")
+    content[PAGE:PAGE + 4] = b"late"
+    late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
+    all_see({"a": home, "b": late}, content)
+    assert AT_ODDS not in listed.nodes["a"].log_text() and TAKEN_OVER not in listed.nodes["a"].log_text()
+    for program in home, late:
+        program.agent.kill()
+    silent.close()
+
+
+@not_in_the_gate
+def test_a_node_that_stood_still_while_another_was_mounted_without_it(listed):
+    """And comes long after: then it is the one that was left behind. What it has may be older than what the other one has written."""
+    listed.mount("a", "ab")
+    stand_still(listed.nodes["a"].pid)
+    listed.mount("b", "b")
+    time.sleep(9)  # meanwhile a node that runs has come
+    listed.go_on("a")
+    wait_until(lambda: AT_ODDS in listed.nodes["a"].log_text(), 20)
+    assert AT_ODDS not in listed.nodes["b"].log_text()
 
 
 def test_a_node_that_stood_still_while_it_was_taken_off_the_list(listed, agents):
