@@ -231,9 +231,10 @@ static int refusal(const struct nodes *nodes, const struct node_request *hello)
 {
     if (hello->offset != NODE_VERSION || !(hello->flags & NODE_SERVES))
         return -EPROTONOSUPPORT;
-    if (nodes_at_odds(nodes))
-        return -ENOLINK;
-    return nodes->serves && nodes_are_sure(nodes) ? -EREMCHG : -ENONET;
+    if (!nodes_at_odds(nodes))
+        return nodes->serves && nodes_are_sure(nodes) ? -EREMCHG : -ENONET;
+    /* That it was taken off the list is so, whatever this node does not know. */
+    return odds_was_listed(nodes, &hello->name) ? -ENONET : -ENOLINK;
 }
 
 /* One that was here before may not have been cleared away; if it lives on, this is an impostor. */

@@ -186,6 +186,13 @@ static const struct nodes_home *find(const struct nodes *nodes, const struct nod
     return NULL;
 }
 
+bool odds_was_listed(const struct nodes *nodes, const struct node_name *name)
+{
+    const struct nodes_home *home = find(nodes, name);
+
+    return home && !home->first;
+}
+
 /* Not on the list. If it has been, it is who was left behind. nodes->lock is held. */
 static void note_stranger(struct nodes *nodes, const struct node_name *name)
 {

@@ -40,6 +40,8 @@ void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT]);
  * until it has met that one, also when it is dead: mounted anew, with the right list, it is not. 0; -ENOLINK:
  * the latter; -EBUSY: that is not known yet. No lock is held. */
 int odds_with_who_comes(struct nodes *nodes, const struct node_request *hello, struct call_session *session);
+/* A list that was read here since has taken it off. nodes->lock is held. */
+bool odds_was_listed(const struct nodes *nodes, const struct node_name *name);
 /* Ask all homes, or those only that had said that such a node lives; then judge. No lock is held. */
 void odds_look(struct nodes *nodes, bool all);
 

@@ -73,7 +73,8 @@ enum node_op {
                        ns. Answered when the agent has been told (FOLLOW) of every file that this home tracks.
                        -EPROTONOSUPPORT: their versions differ, or their lists, and the agent is just being
                        mounted; else -EREMCHG: the home's list lacks it; -ENOLINK: likewise, and the home is
-                       at odds with others; -ENONET: likewise, and it can't tell who was left behind */
+                       at odds with others, or with the agent, as it can't meet it; -ENONET: likewise, and it
+                       can't tell who was left behind, or the agent was, whatever others say of the home */
     NODE_TRACK,     /* name: begin to track the file; answered when all agents follow. -ESTALE: this is no
                        home of it -> value[0]: member_hash() of the one that it follows, or 0; value[1]: the
                        generation */

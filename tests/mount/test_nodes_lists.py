@@ -14,7 +14,7 @@ from conftest import not_in_the_gate
 from files import pattern
 from helpers import PAGE, agents, error_of, read_file, refused_mount, stand_still, wait_until, write_file  # noqa: F401
 from member import OPS, Member
-from nodes import TAKEN_OVER, Program, all_see, check, hash_of, tracked  # noqa: F401
+from nodes import TAKEN_OVER, Program, all_see, check, hash_of, served, tracked  # noqa: F401
 from test_nodes_apart import links, make_with_homes, networks  # noqa: F401
 from test_nodes_members import is_down
 
@@ -250,6 +250,34 @@ def test_a_node_that_stood_still_while_another_was_mounted_without_it(listed):
     listed.go_on("a")
     wait_until(lambda: AT_ODDS in listed.nodes["a"].log_text(), 20)
     assert AT_ODDS not in listed.nodes["b"].log_text()
+
+
+def test_a_node_that_was_taken_off_the_list_by_one_that_is_at_odds_since(listed, agents):
+    """It is no judge of others, but has taken it off. Were the first at odds no more, it would write over what others have synced."""
+    for name in "ab":
+        listed.mount(name, "ab")
+    listed.make("b", "ab", "a")
+    gone = Program(agents(), listed.path("a"), device=None)
+    listed.stand_still("a", "b")
+    listed.reread("b", "bd")
+    witness = Member("/".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{one}" for one in "bd"), name="d", other="b")
+    try:
+        assert witness.met == 0
+        listed.go_on("a")
+        wait_until(lambda: AT_ODDS in listed.nodes["a"].log_text(), 20)
+        witness.do("value", OPS["NODE_PING"], ctypes.c_int64(hash_of("unheard-of")).value)
+        witness.do("second", OPS["NODE_PING"], 2)
+        witness.do("give_up")
+        wait_until(lambda: AT_ODDS in listed.nodes["b"].log_text(), 20)
+        asked = served(listed.nodes["b"], "hello")
+        wait_until(lambda: served(listed.nodes["b"], "hello") >= asked + 4, 20)
+        assert NO_MORE not in listed.nodes["a"].log_text()
+        assert error_of(gone.agent, "os.pwrite(fd, b'zombie', 4096)") == errno.EIO
+    finally:
+        witness.kill()
+    gone.agent.kill()
+    for name in "ab":
+        listed.nodes[name].expected_exit = None
 
 
 def test_a_node_that_stood_still_while_it_was_taken_off_the_list(listed, agents):
