@@ -197,6 +197,7 @@ def stays_out(listed, late, home, content):
     wait_until(lambda: AT_ODDS in listed.nodes["b"].log_text(), 20)
     assert error_of(late.agent, "gaia.Device('soft:0').mmap(fd, length)") == errno.EIO
     assert error_of(late.agent, "os.pwrite(fd, b'late', 4096)") == errno.EIO
+    assert not error_of(late.agent, "os.mkdir(path + '+') or os.rmdir(path + '+')"), "names are the data directory's"
     home.write(50, b"again")
     home.fsync()
     content[50:55] = b"again"
