@@ -100,7 +100,9 @@ struct cache_config {
     bool no_gpudirect;              /* -o gpudirect=off: no NIC writes to a GPU's memory */
     struct fault_path_config fault; /* by what way a fault's bytes go */
     const struct members *members;  /* of several nodes (cache/nodes.h), or NULL */
-    uint64_t behind_timeout_ns;     /* how late a change behind the mount may be noticed (-o timeout) */
+    struct node_name
+        directory; /* with members: the data directory, of which all are nodes. Length 0: no name */
+    uint64_t behind_timeout_ns; /* how late a change behind the mount may be noticed (-o timeout) */
 };
 
 /* Start and stop. 0 or a negative errno; why_out: a sentence, or "". cache_stop() ends the cache's threads:

@@ -237,6 +237,12 @@ static int refusal(const struct nodes *nodes, const struct node_request *hello)
     return odds_was_listed(nodes, &hello->name) ? -ENONET : -ENOLINK;
 }
 
+/* Files have the same names at both: each is found where the other says. */
+static bool has_directory(const struct nodes *nodes, const struct node_request *hello)
+{
+    return !hello->length || !nodes->directory || hello->length == nodes->directory;
+}
+
 /* One that was here before may not have been cleared away; if it lives on, this is an impostor. */
 static int enter(struct home_session *agent, const struct node_request *request)
 {
@@ -250,6 +256,8 @@ static int enter(struct home_session *agent, const struct node_request *request)
         error = -ESHUTDOWN;
     else if (request->offset != NODE_VERSION || !has_list(nodes, member, request))
         error = refusal(nodes, request);
+    else if (!(request->flags & NODE_SERVES) && !has_directory(nodes, request))
+        error = -EMEDIUMTYPE;
     else if (member == MEMBERS_MAX || member == nodes->self)
         error = -EACCES;
     else if (agent->member != MEMBERS_MAX) /* it has entered already, perhaps by another name */
@@ -292,6 +300,20 @@ static void look_at_clock(const struct home_session *agent, const struct node_re
     host->warn(host->context, text);
 }
 
+/* Each was mounted when it could not meet the other: to refuse it now would be to take its files over. */
+static void look_at_directory(const struct home_session *agent, const struct node_request *hello)
+{
+    const struct cache_host *host = &agent->nodes->cache->host;
+    char text[NODE_NAME_MAX + 120];
+
+    if (has_directory(agent->nodes, hello) || !host->warn)
+        return;
+    snprintf(text, sizeof text,
+             "node %.*s is mounted over another data directory than this one: unmount the one that is wrong",
+             (int)hello->name.length, (const char *)hello->name.bytes);
+    host->warn(host->context, text);
+}
+
 static int do_hello(struct home_session *agent, const struct node_request *request)
 {
     int error = odds_with_who_comes(agent->nodes, request, agent->session);
@@ -300,6 +322,7 @@ static int do_hello(struct home_session *agent, const struct node_request *reque
     if (error)
         return error;
     look_at_clock(agent, request);
+    look_at_directory(agent, request);
     nodes_meet(agent->nodes, agent->member); /* it may track files, too */
     error = home_announce_all(agent);
     if (error)

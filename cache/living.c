@@ -117,8 +117,8 @@ static int unmet(const struct nodes *nodes, uint64_t living, char why_out[CALL_W
         bool ours = is_ours(home), said = is_said_to_live(nodes, living, i);
         if (i == nodes->self || !home->listed || (ours && nodes_has_met(nodes, i)))
             continue;
-        if (!ours && home->error == -EPROTONOSUPPORT) { /* it has come to say so since nodes_meet_all() */
-            snprintf(why_out, CALL_WHY, "node %s " MEET_DIFFERS, home->member.name);
+        if (!ours && meet_refused(home->error)) { /* it has come to say so since nodes_meet_all() */
+            snprintf(why_out, CALL_WHY, "node %s %s", home->member.name, meet_differs(home->error));
             return home->error;
         }
         if (!ours && !home->connecting && !home->session && !meet_lives(home->error) && !said)

@@ -23,6 +23,7 @@ static int greet(struct nodes *nodes, const struct nodes_home *home, struct call
     const char *name = nodes->homes[nodes->self].member.name;
     struct node_request hello = {.offset = NODE_VERSION,
                                  .flags = kernel_writes_back_late() ? NODE_LATE_KERNEL : 0,
+                                 .length = nodes->directory,
                                  .name.length = (uint32_t)strlen(name)};
     int error;
 
@@ -90,6 +91,17 @@ static void word_warning(const struct nodes_home *home, int before, char text_ou
                  doubtful ? "is taken to be down" : "could not be met", home->why);
 }
 
+bool meet_refused(int error)
+{
+    return error == -EPROTONOSUPPORT || error == -EMEDIUMTYPE;
+}
+
+const char *meet_differs(int error)
+{
+    return error == -EMEDIUMTYPE ? "is mounted over another data directory"
+                                 : "has another list of members, or another version of gaiafs";
+}
+
 /* Connect, and say HELLO; why_out: what went wrong. session_out: a reference, with an error, too, or NULL.
  * more_out: odds_ask(). */
 static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_session **session_out,
@@ -113,14 +125,14 @@ static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_se
         *more_out = odds_ask(nodes, *session_out) > 0;
     int ended = call_session_error(*session_out);
     error = error && meet_lives(ended) ? ended : error;
-    snprintf(why_out, CALL_WHY, "it answers: %s",
-             error == -ESHUTDOWN         ? "it is being unmounted"
-             : error == -EPROTONOSUPPORT ? "it " MEET_DIFFERS
-             : error == -EREMCHG         ? "its list of members lacks this node"
-             : error == -ENOLINK         ? "its list of members is not that of others"
-             : error == -ENONET          ? "its list of members lacks this node, or is an old one"
-             : error == UNHEARD          ? "nothing but that it lives"
-                                         : strerror(-error));
+    snprintf(why_out, CALL_WHY, "it answers: %s%s", meet_refused(error) ? "it " : "",
+             error == -ESHUTDOWN   ? "it is being unmounted"
+             : meet_refused(error) ? meet_differs(error)
+             : error == -EREMCHG   ? "its list of members lacks this node"
+             : error == -ENOLINK   ? "its list of members is not that of others"
+             : error == -ENONET    ? "its list of members lacks this node, or is an old one"
+             : error == UNHEARD    ? "nothing but that it lives"
+                                   : strerror(-error));
     return error;
 }
 
@@ -240,7 +252,7 @@ int nodes_meet(struct nodes *nodes, unsigned member)
 
     if (!error)
         call_session_put(session);
-    return error == -EPROTONOSUPPORT || error == -EREMCHG || error == -EACCES ? error : 0;
+    return meet_refused(error) || error == -EREMCHG || error == -EACCES ? error : 0;
 }
 
 bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out)

@@ -16,10 +16,13 @@ int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session *
 /* The session that there is, or NULL. A reference is the caller's. */
 struct call_session *nodes_home_session(struct nodes *nodes, unsigned member);
 
-/* What -EPROTONOSUPPORT means, for people. */
-#define MEET_DIFFERS "has another list of members, or another version of gaiafs"
+/* A member has refused this node, which is just being mounted: -EPROTONOSUPPORT or -EMEDIUMTYPE. And why, for
+ * people. */
+bool meet_refused(int error);
+const char *meet_differs(int error);
 /* Meet a member that has just met us: we must know what it tracks before it is told that we know. 0 also when
  * it does not answer, or can't be met now; -EPROTONOSUPPORT: it has another list, or another version;
+ * -EMEDIUMTYPE: another data directory;
  * -EREMCHG or -EACCES: it does not list us. */
 int nodes_meet(struct nodes *nodes, unsigned member);
 /* The member is listed, and is not this node. */

@@ -118,7 +118,7 @@ int nodes_meet_all(struct nodes *nodes, char why_out[CALL_WHY])
     meet_each(nodes, one, false);
     for (unsigned i = 0; i < MEMBERS_MAX; i++)
         if (one[i].error) {
-            snprintf(why_out, CALL_WHY, "node %s " MEET_DIFFERS, one[i].member.name);
+            snprintf(why_out, CALL_WHY, "node %s %s", one[i].member.name, meet_differs(one[i].error));
             return one[i].error;
         }
     int error = nodes->meets ? 0 : start_threads(nodes);

@@ -354,6 +354,11 @@ static int try_memory(struct nodes *nodes, struct calls *calls, char why_out[CAL
     return all > there ? calls_try_memory(calls, all - there, why_out) : 0;
 }
 
+static uint64_t hash_of(const struct node_name *name)
+{
+    return name->length ? XXH3_64bits(name, offsetof(struct node_name, bytes) + name->length) : 0;
+}
+
 static struct nodes *new_nodes(struct cache *cache)
 {
     const struct members *members = cache->config.members;
@@ -366,6 +371,7 @@ static struct nodes *new_nodes(struct cache *cache)
     nodes->cache = cache;
     nodes->late_kernels = kernel_writes_back_late();
     nodes->begun_ns = clock_now_ns();
+    nodes->directory = hash_of(&cache->config.directory);
     nodes->timeout_ms = timeout_ms ? timeout_ms : FAULT_PATH_TIMEOUT_MS;
     nodes->beat_ms = nodes->timeout_ms;
     nodes->stop = true; /* who connects at once can't be connected to yet */

@@ -66,8 +66,9 @@ enum nodes_change { CHANGE_THAT_WAITS, CHANGE_OF_IO, CHANGE_KINDS };
 struct nodes {
     struct cache *cache;
     struct calls *calls;
-    unsigned self;     /* this node's number */
-    uint64_t begun_ns; /* when others could first come */
+    unsigned self;      /* this node's number */
+    uint64_t begun_ns;  /* when others could first come */
+    uint64_t directory; /* XXH3-64 of the data directory's name, which names its files, too; 0: it has none */
     unsigned timeout_ms;
     /* Which kernels may have write-backs of dropped pages on their way: bit 0 (this node's), and 1 + m. */
     _Atomic uint64_t late_kernels;

@@ -397,6 +397,8 @@ static int start_parts(struct fs *fs)
     double seconds = fs->options.cache.shared && !fs->options.members ? 0 : fs->options.timeout_s;
     fs->options.cache.behind_timeout_ns = seconds < 1e9 ? (uint64_t)(seconds * 1e9) : UINT64_MAX;
     fs->options.cache.members = fs->options.members;
+    if (!fs->options.members || !nodes_name(fs->root, &fs->options.cache.directory))
+        fs->options.cache.directory.length = 0;
     fs->options.cache.shared |= fs->options.members != NULL; /* two that both take themselves for a home */
     char why[CACHE_WHY];
     int rc = cache_open(&fs->options.cache, &host, &fs->cache, why);

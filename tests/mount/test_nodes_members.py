@@ -30,8 +30,30 @@ while True:
 """
 
 
+def make_folder(workdir, name):
+    os.mkdir(os.path.join(workdir, name))
+    return os.path.join(workdir, name)
+
+
 def write_list(path, names):
     write_file(path, "".join(f"{name}@local:gaiafs-test-{os.getpid()}-m-{name}\n" for name in names).encode())
+
+
+def test_a_node_over_another_data_directory(mount, workdir):
+    """It is refused. If it was mounted while the other could not say so, both logs do when they meet."""
+    peers = os.path.join(workdir, "peers")
+    write_list(peers, "ab")
+    datas = [os.path.join(workdir, name) for name in ("right", "wrong")]
+    for data in datas:
+        os.mkdir(data)
+    first = mount(f"node=a,peers={peers},timeout=0,peer_timeout=1", data=datas[0])
+    with pytest.raises(pytest.fail.Exception) as failed:
+        mount(f"node=b,peers={peers},timeout=0,peer_timeout=1", data=datas[1], mnt=make_folder(workdir, "b"))
+    assert "meeting the other nodes: node a is mounted over another data directory" in str(failed.value)
+    with standing_still(first.pid):
+        second = mount(f"node=b,peers={peers},timeout=0,peer_timeout=1", data=datas[1], mnt=os.path.join(workdir, "b"))
+    for m, other in (first, "b"), (second, "a"):
+        wait_until(lambda m=m, other=other: f"node {other} is mounted over another data directory than this one" in m.log_text(), 15)
 
 
 def test_a_list_is_read_again(mount, workdir, agents):
