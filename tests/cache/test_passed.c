@@ -325,6 +325,31 @@ static void test_a_read_leaves_devices_alone(void **state)
     stop(&f, &map);
 }
 
+/* Nor does such a READ get what a device has had before a store that no date of the file tells of: one to a
+ * page that a mapping had stored to before, and that nobody has written back since. */
+static void test_a_read_after_a_store_without_a_date(void **state)
+{
+    static struct fixture f;
+    struct cache_read read;
+    uint8_t bytes[PAGE];
+
+    (void)state;
+    if (!start(&f, 4 << 20, true))
+        skip();
+    cpu[20 * PAGE] = 1;
+    struct device_map map = device_map(&f, 0);
+    assert_int_equal(map.bytes[20 * PAGE], 1);
+    cpu[20 * PAGE] = 5;
+    munmap(cpu, FIXTURE_PAGES * PAGE);
+    assert_int_equal(fsync(f.fd), 0);
+    posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED);
+    assert_int_equal(cache_file_read(f.file, f.fd, bytes, PAGE, 20 * PAGE, 0, &read), PAGE);
+    cache_file_read_end(f.file, &read);
+    assert_int_equal(bytes[0], 5);
+    cpu = mmap(NULL, FIXTURE_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f.fd, 0);
+    stop(&f, &map);
+}
+
 /* The kernel has forgotten the file; the next open is an ordinary one. */
 static void test_the_way_back(void **state)
 {
@@ -381,6 +406,7 @@ int main(void)
         cmocka_unit_test(test_nobody_loses_a_byte),
         cmocka_unit_test(test_a_small_device),
         cmocka_unit_test(test_a_read_leaves_devices_alone),
+        cmocka_unit_test(test_a_read_after_a_store_without_a_date),
         cmocka_unit_test(test_the_way_back),
         cmocka_unit_test(test_readers_alone),
     };
