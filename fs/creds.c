@@ -2,6 +2,7 @@
 #include "fs/creds.h"
 
 #include <grp.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <sched.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h> /* renameat2() */
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
