@@ -214,7 +214,7 @@ static void end(struct world *w)
                 put(w, leaf, i);
             }
     MUST(!w->index.leaves.count && !w->index.copies);
-    MUST(!w->index.bytes);
+    MUST(index_bytes(&w->index) == w->index.leaves.size * sizeof(struct table_entry *));
     index_free(&w->index);
     table_free(&w->table);
 }
