@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 
 #include "cache/internal.h"
+#include "cache/map.h"
 
 #define AT 200u /* the byte that is looked at */
 
@@ -97,12 +98,66 @@ static void test_a_release_that_others_would_not_see(void **state)
     assert_int_equal(seen[1], 5);
 }
 
+static int open_one_more(uint32_t *id_out)
+{
+    struct cache_map_request request = {.file = f.file, .count = FIXTURE_PAGES, .writable = true};
+    int frames, state;
+    uint64_t chunk;
+    int error = cache_map_open(f.client, &request, id_out, &frames, &state, &chunk);
+
+    if (!error) {
+        close(frames);
+        close(state);
+    }
+    return error;
+}
+
+static unsigned descriptors(void)
+{
+    unsigned count = 0;
+
+    for (int fd = 0; fd < 4096; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
+/* One for which there is no number any more has no descriptor, no use and no claim: the last of the others
+ * gives that up. */
+static void test_a_map_too_many(void **state)
+{
+    static uint32_t ids[MAPS_MAX];
+    uint32_t none;
+
+    (void)state;
+    fixture_shared = true;
+    if (!fixture_start(&f, 4 << 20))
+        skip();
+    fixture_shared = false;
+    for (unsigned i = 0; i < MAPS_MAX; i++)
+        assert_int_equal(open_one_more(&ids[i]), 0);
+    unsigned had = descriptors(), used = f.file->uses, users = f.durable.users;
+    uint64_t blocks = f.client->blocks;
+    assert_int_equal(open_one_more(&none), -EMFILE);
+    assert_int_equal(descriptors(), had);
+    assert_int_equal(f.file->uses, used);
+    assert_int_equal(f.durable.users, users);
+    assert_int_equal(f.client->blocks, blocks);
+    for (unsigned i = 0; i < MAPS_MAX; i++) {
+        assert_true(claimed());
+        assert_int_equal(cache_map_close(f.client, ids[i]), 0);
+    }
+    assert_false(claimed());
+    assert_int_equal(open_one_more(&none), 0);
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_claim_stays_when_the_kernel_drops_nothing),
         cmocka_unit_test(test_a_claim_that_comes_after_the_file_was_given_up),
         cmocka_unit_test(test_a_release_that_others_would_not_see),
+        cmocka_unit_test(test_a_map_too_many),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
