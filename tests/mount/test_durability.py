@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import struct
+import subprocess
 import threading
 import time
 
@@ -526,6 +527,24 @@ def test_a_write_that_asks_to_be_durable(failing, fds, flags, wish, row):
         with failing.failing(row):
             assert write_async(fd, page, wish) == -errno.EIO
         assert write_async(fd, page, wish) == PAGE  # written again, and synced
+
+
+def write_by_ring(path, how):
+    """One write of a page by io_uring that asks to be durable: bytes written, or a negative errno."""
+    done = subprocess.run([helpers.tool_path("tool_ring"), path, how], capture_output=True, text=True, timeout=20)
+    if done.returncode == 3:
+        pytest.skip("no io_uring")
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("how", ["call", "worker", "poll"])
+def test_a_write_by_a_ring_that_asks_to_be_durable(failing, how):
+    """Whichever thread of the kernel does it: it says whose the write is, as if the program itself had called."""
+    failing.make(4 * PAGE)
+    with failing.failing("fdatasync"):
+        assert write_by_ring(failing.path, how) == -errno.EIO
+    assert write_by_ring(failing.path, how) == PAGE
 
 
 @pytest.mark.parametrize("wish, row", [(os.RWF_DSYNC, "fdatasync"), (os.RWF_SYNC, "fsync")], ids=["dsync", "sync"])
