@@ -31,7 +31,7 @@ struct nodes_home {
     bool met;             /* at least once */
     bool refuses;         /* us, as its list lacks us: cache/odds.h */
     bool knows_more;      /* it says that a node lives which our list lacks: likewise */
-    bool first;           /* it was here before us, and comes by another list: likewise */
+    bool first;           /* it was here before us, or is not where our list says: likewise */
     bool down;            /* it did not answer when it was last tried: others are homes of its files */
     struct call_session *session;  /* a reference; NULL: none */
     uint64_t since;                /* when that began: nodes_stalls() */

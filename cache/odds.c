@@ -121,7 +121,7 @@ static const struct nodes_home *find_odds(const struct nodes *nodes)
 static const char *why_odd(const struct nodes_home *home)
 {
     if (home->first && home->listed)
-        return "was here before this one, and is not where the list of members here says that it is";
+        return "lives, and is not where the list of members here says that it is";
     if (home->first)
         return "was here before this one, and is not on the list of members here";
     return home->refuses
@@ -206,18 +206,43 @@ static void note_stranger(struct nodes *nodes, const struct node_name *name)
     nodes->numbers++;
 }
 
-/* A member that was never met from here, and now serves with another list. By a `greeting` it is where the
- * list says. nodes->lock is held. */
-static int look_at_member(struct nodes_home *home)
+/* A member that serves with another list, and lives. By a session or a `greeting` it is where the list says.
+ * nodes->lock is held. */
+static int look_at_member(const struct nodes *nodes, struct nodes_home *home)
 {
-    if (home->met || home->greeting)
+    if (home->greeting)
         return 0;
-    if (home->connecting)
+    if (home->session) /* or its end is about to be noticed: it may be one of an earlier mount of the member
+                        */
+        return call_session_error(home->session) ? -EBUSY : 0;
+    if (home->connecting || nodes->stop)
         return -EBUSY;
     if (!home->error || meet_lives(home->error) || odds_says(home->error))
         return 0;
     home->first = true;
     return -ENOLINK;
+}
+
+static bool answers(struct call_session *session)
+{
+    return !nodes_ask(session, NODE_PINGS, NODE_PING, &(struct node_request){0}, NULL);
+}
+
+/* Whether it is where the list says: look_at_member(). No lock is held. */
+static int look_for(struct nodes *nodes, unsigned member, struct call_session *come_by)
+{
+    nodes_meet(nodes, member);
+    struct call_session *session = nodes_home_session(nodes, member);
+    if (session) {
+        answers(session); /* it has an error then, if nobody is there any more */
+        call_session_put(session);
+    }
+    if (!answers(come_by)) /* it has just died, or stands still */
+        return 0;
+    pthread_mutex_lock(&nodes->lock);
+    int error = look_at_member(nodes, &nodes->homes[member]);
+    pthread_mutex_unlock(&nodes->lock);
+    return error;
 }
 
 int odds_with_who_comes(struct nodes *nodes, const struct node_request *hello, struct call_session *session)
@@ -228,21 +253,15 @@ int odds_with_who_comes(struct nodes *nodes, const struct node_request *hello, s
     unsigned member = nodes_number_of(nodes, (const char *)hello->name.bytes, hello->name.length);
     bool strange = hello->offset == NODE_VERSION && hello->flags & NODE_SERVES &&
                    hello->value != nodes->members->epoch && member != nodes->self && !nodes->leaving;
-    if (strange && member == MEMBERS_MAX)
+    bool listed = member != MEMBERS_MAX;
+    if (strange && !listed)
         note_stranger(nodes, &hello->name);
-    bool unmet = strange && member != MEMBERS_MAX && !nodes->homes[member].met;
-    bool known = unmet && nodes->homes[member].first; /* the meeter goes on trying */
+    bool known = strange && listed && nodes->homes[member].first; /* the meeter goes on trying */
     pthread_mutex_unlock(&nodes->lock);
     if (known)
         return -ENOLINK;
-    if (unmet) {
-        nodes_meet(nodes, member);
-        /* Or it has just died, or stands still. */
-        bool lives = !nodes_ask(session, NODE_PINGS, NODE_PING, &(struct node_request){0}, NULL);
-        pthread_mutex_lock(&nodes->lock);
-        error = lives ? look_at_member(&nodes->homes[member]) : 0;
-        pthread_mutex_unlock(&nodes->lock);
-    }
+    if (strange && listed)
+        error = look_for(nodes, member, session);
     if (strange)
         judge_and_say(nodes);
     return error;

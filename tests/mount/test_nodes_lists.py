@@ -241,6 +241,41 @@ def test_a_node_that_is_mounted_with_a_list_by_which_it_misses_one_that_runs(lis
     silent.close()
 
 
+def test_a_node_that_stood_still_while_another_got_another_address(listed, agents):
+    """It has met that one before, and can't meet it any more: it would not hear what that is the home of, and take its files away. Nor
+    would it take the list by which it can."""
+    for name in "ab":
+        listed.mount(name, "ab")
+    content = listed.make("a", "ab", "b")
+    late = Program(agents(), listed.path("a"), device=None)
+    stand_still(listed.nodes["a"].pid)
+    listed.nodes["b"].kill()
+    listed.mount("b", "ab", elsewhere="b")
+    home = Program(agents(), listed.path("b"))
+    home.device_store(5, b"released")
+    home.release()
+    content[5:13] = b"released"
+    listed.go_on("a")
+    wait_until(lambda: AT_ODDS in listed.nodes["a"].log_text(), 20)
+    assert error_of(late.agent, "gaia.Device('soft:0').mmap(fd, length)") == errno.EIO
+    assert error_of(late.agent, "os.pwrite(fd, b'late', 4096)") == errno.EIO
+    home.write(50, b"again")
+    home.fsync()
+    content[50:55] = b"again"
+    check("the device that had released", home.acquired(), content)
+    check("the data directory", read_file(listed.below()), content)
+    assert AT_ODDS not in listed.nodes["b"].log_text() and TAKEN_OVER not in listed.nodes["b"].log_text()
+    listed.reread("a", "ab", elsewhere="b")
+    wait_until(lambda: NO_MORE in listed.nodes["a"].log_text(), 20)
+    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the other")
+    content[PAGE:PAGE + 4] = b"late"
+    late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
+    good_in_the_end(late)
+    all_see({"a": late, "b": home}, content)
+    for program in late, home:
+        program.agent.kill()
+
+
 @not_in_the_gate
 def test_a_node_that_stood_still_while_another_was_mounted_without_it(listed):
     """And comes long after: then it is the one that was left behind. What it has may be older than what the other one has written."""
