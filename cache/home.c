@@ -258,6 +258,8 @@ static int enter(struct home_session *agent, const struct node_request *request)
         error = refusal(nodes, request);
     else if (!(request->flags & NODE_SERVES) && !has_directory(nodes, request))
         error = -EMEDIUMTYPE;
+    else if (!meet_is_meant(nodes, request))
+        error = -EPERM;
     else if (member == MEMBERS_MAX || member == nodes->self)
         error = -EACCES;
     else if (agent->member != MEMBERS_MAX) /* it has entered already, perhaps by another name */

@@ -16,6 +16,17 @@
 
 #define UNHEARD (-ETIME) /* it lives, and does not answer HELLO: its disk hangs, say */
 
+/* Names, as HELLO says whom it is for. */
+static uint32_t short_hash(const char *name)
+{
+    return (uint32_t)member_hash(name);
+}
+
+bool meet_is_meant(const struct nodes *nodes, const struct node_request *hello)
+{
+    return !hello->client || hello->client == short_hash(nodes->homes[nodes->self].member.name);
+}
+
 static int greet(struct nodes *nodes, const struct nodes_home *home, struct call_session *session)
 {
     const struct patience patience = {
@@ -29,6 +40,7 @@ static int greet(struct nodes *nodes, const struct nodes_home *home, struct call
 
     pthread_mutex_lock(&nodes->lock);
     hello.value = nodes->members->epoch;
+    hello.client = short_hash(home->member.name);
     hello.flags |= home->met ? NODE_MET : 0;
     hello.flags |= nodes->serves ? NODE_SERVES : 0;
     pthread_mutex_unlock(&nodes->lock);
@@ -128,6 +140,7 @@ static int try_home(struct nodes *nodes, struct nodes_home *home, struct call_se
     snprintf(why_out, CALL_WHY, "it answers: %s%s", meet_refused(error) ? "it " : "",
              error == -ESHUTDOWN   ? "it is being unmounted"
              : meet_refused(error) ? meet_differs(error)
+             : error == -EPERM     ? "it is another node"
              : error == -EREMCHG   ? "its list of members lacks this node"
              : error == -ENOLINK   ? "its list of members is not that of others"
              : error == -ENONET    ? "its list of members lacks this node, or is an old one"

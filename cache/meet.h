@@ -33,6 +33,9 @@ bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out
 bool meet_parts(int error);
 /* The member lives, and can't be met now: this node must not go on without it. */
 bool meet_lives(int error);
+/* This node is the one that was looked for where it listens, as far as HELLO says that. Another one has had
+ * the address before, by an old list. */
+bool meet_is_meant(const struct nodes *nodes, const struct node_request *hello);
 /* It has met this node. nodes->lock is held. */
 bool nodes_has_met(const struct nodes *nodes, unsigned member);
 

@@ -10,6 +10,8 @@
 #include "cache/meet.h"
 #include "cache/meeter.h"
 
+#define GREETING_MS 250u
+
 bool nodes_at_odds(const struct nodes *nodes)
 {
     return nodes->odds_ns;
@@ -206,11 +208,24 @@ static void note_stranger(struct nodes *nodes, const struct node_name *name)
     nodes->numbers++;
 }
 
-/* A member that serves with another list, and lives. By a session or a `greeting` it is where the list says.
- * nodes->lock is held. */
-static int look_at_member(const struct nodes *nodes, struct nodes_home *home)
+/* It is being greeted, and for so long that nobody else has its address: another node would have said at once
+ * that it is not the one (meet_is_meant()). nodes->lock is held, and let go meanwhile. */
+static bool is_greeted(struct nodes *nodes, const struct nodes_home *home)
 {
-    if (home->greeting)
+    const struct call_session *greeting = home->greeting;
+    struct timespec until = lock_wait_until(GREETING_MS);
+    int late = 0;
+
+    while (greeting && home->greeting == greeting && !late)
+        late = pthread_cond_timedwait(&nodes->changed, &nodes->lock, &until);
+    return greeting && home->greeting == greeting;
+}
+
+/* A member that serves with another list, and lives. By a session or a `greeting` it is where the list says.
+ * nodes->lock is held, and let go meanwhile. */
+static int look_at_member(struct nodes *nodes, struct nodes_home *home)
+{
+    if (is_greeted(nodes, home))
         return 0;
     if (home->session) /* or its end is about to be noticed: it may be one of an earlier mount of the member
                         */

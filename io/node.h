@@ -70,13 +70,14 @@ enum node_op {
     /* To the home. NODE_CALLS: */
     NODE_HELLO = 1, /* value: epoch of the members; name: the agent's own; offset: NODE_VERSION;
                        flags: NODE_LATE_KERNEL, NODE_MET, NODE_SERVES; address: its clock, CLOCK_REALTIME in
-                       ns; length: XXH3-64 of its data directory's name, 0: not said. Answered when the agent
+                       ns; length: XXH3-64 of its data directory's name, 0: not said; client: the
+                       lower half of member_hash() of whom it is for, likewise. Answered when the agent
                        has been told (FOLLOW) of every file that this home tracks.
                        -EPROTONOSUPPORT: their versions differ, or their lists, and the agent is just being
-                       mounted; -EMEDIUMTYPE: likewise, their data directories; else -EREMCHG: the home's list
-                       lacks it; -ENOLINK: likewise, and the home is at odds with others, or with the agent,
-                       as it can't meet it; -ENONET: likewise, and it can't tell who was left behind, or the
-                       agent was, whatever others say of the home */
+                       mounted; -EPERM: it is for another node; -EMEDIUMTYPE: likewise, their data
+                       directories; else -EREMCHG: the home's list lacks it; -ENOLINK: likewise, and the home
+                       is at odds with others, or with the agent, as it can't meet it; -ENONET: likewise, and
+                       it can't tell who was left behind, or the agent was, whatever others say of the home */
     NODE_TRACK,     /* name: begin to track the file; answered when all agents follow. -ESTALE: this is no
                        home of it -> value[0]: member_hash() of the one that it follows, or 0; value[1]: the
                        generation */

@@ -31,20 +31,20 @@ class Listed:
         os.mkdir(self.data)
         self.nodes = {}
 
-    def options(self, name, members, elsewhere=""):
-        """elsewhere: members of whom the list has an address where nobody listens."""
-        peers = os.path.join(self.folder, f"peers-{name}")
-        write_file(peers, "".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{'not-' if one in elsewhere else ''}{one}\n"
+    def options(self, name, members, elsewhere="", at=None):
+        """elsewhere: members of whom the list has an address where nobody listens. at: whose address another one has."""
+        peers, where = os.path.join(self.folder, f"peers-{name}"), at or {}
+        write_file(peers, "".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{'not-' if one in elsewhere else ''}{where.get(one, one)}\n"
                                   for one in members).encode())
         return f"node={name},peers={peers},{OPTIONS}"
 
-    def mount(self, name, members, elsewhere=""):
-        self.nodes[name] = self.start(self.options(name, members, elsewhere), data=self.data)
+    def mount(self, name, members, elsewhere="", at=None):
+        self.nodes[name] = self.start(self.options(name, members, elsewhere, at), data=self.data)
 
-    def reread(self, name, members, word=None, elsewhere=""):
+    def reread(self, name, members, word=None, elsewhere="", at=None):
         """It reads another list, and says so."""
         said = len(self.nodes[name].log_text())
-        self.options(name, members, elsewhere)
+        self.options(name, members, elsewhere, at)
         os.kill(self.nodes[name].pid, signal.SIGHUP)
         wait_until(lambda: (word or f"there are {len(members)} nodes now") in self.nodes[name].log_text()[said:], 20)
 
@@ -241,16 +241,19 @@ def test_a_node_that_is_mounted_with_a_list_by_which_it_misses_one_that_runs(lis
     silent.close()
 
 
-def test_a_node_that_stood_still_while_another_got_another_address(listed, agents):
+@pytest.mark.parametrize("who", ["nobody", "a new one"])
+def test_a_node_that_stood_still_while_another_got_another_address(listed, agents, who):
     """It has met that one before, and can't meet it any more: it would not hear what that is the home of, and take its files away. Nor
-    would it take the list by which it can."""
+    would it take the list by which it can. Whoever is at the old address now is not taken for that one."""
+    now = {"members": "ab", "elsewhere": "b"} if who == "nobody" else {"members": "abz", "elsewhere": "b", "at": {"z": "b"}}
     for name in "ab":
         listed.mount(name, "ab")
-    content = listed.make("a", "ab", "b")
+    content = listed.make("a", now["members"], "b")
     late = Program(agents(), listed.path("a"), device=None)
     stand_still(listed.nodes["a"].pid)
     listed.nodes["b"].kill()
-    listed.mount("b", "ab", elsewhere="b")
+    for name in now["members"][1:]:
+        listed.mount(name, **now)
     home = Program(agents(), listed.path("b"))
     home.device_store(5, b"released")
     home.release()
@@ -265,7 +268,7 @@ def test_a_node_that_stood_still_while_another_got_another_address(listed, agent
     check("the device that had released", home.acquired(), content)
     check("the data directory", read_file(listed.below()), content)
     assert AT_ODDS not in listed.nodes["b"].log_text() and TAKEN_OVER not in listed.nodes["b"].log_text()
-    listed.reread("a", "ab", elsewhere="b")
+    listed.reread("a", **now)
     wait_until(lambda: NO_MORE in listed.nodes["a"].log_text(), 20)
     wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the other")
     content[PAGE:PAGE + 4] = b"late"
