@@ -231,16 +231,12 @@ static int refusal(const struct nodes *nodes, const struct node_request *hello)
 {
     if (hello->offset != NODE_VERSION || !(hello->flags & NODE_SERVES))
         return -EPROTONOSUPPORT;
+    if (!meet_has_directory(nodes, hello)) /* no judge, either: it is no node of the same cache */
+        return -EMEDIUMTYPE;
     if (!nodes_at_odds(nodes))
         return nodes->serves && nodes_are_sure(nodes) ? -EREMCHG : -ENONET;
     /* That it was taken off the list is so, whatever this node does not know. */
     return odds_was_listed(nodes, &hello->name) ? -ENONET : -ENOLINK;
-}
-
-/* Files have the same names at both: each is found where the other says. */
-static bool has_directory(const struct nodes *nodes, const struct node_request *hello)
-{
-    return !hello->length || !nodes->directory || hello->length == nodes->directory;
 }
 
 /* One that was here before may not have been cleared away; if it lives on, this is an impostor. */
@@ -256,7 +252,7 @@ static int enter(struct home_session *agent, const struct node_request *request)
         error = -ESHUTDOWN;
     else if (request->offset != NODE_VERSION || !has_list(nodes, member, request))
         error = refusal(nodes, request);
-    else if (!(request->flags & NODE_SERVES) && !has_directory(nodes, request))
+    else if (!(request->flags & NODE_SERVES) && !meet_has_directory(nodes, request))
         error = -EMEDIUMTYPE;
     else if (!meet_is_meant(nodes, request))
         error = -EPERM;
@@ -308,7 +304,7 @@ static void look_at_directory(const struct home_session *agent, const struct nod
     const struct cache_host *host = &agent->nodes->cache->host;
     char text[NODE_NAME_MAX + 120];
 
-    if (has_directory(agent->nodes, hello) || !host->warn)
+    if (meet_has_directory(agent->nodes, hello) || !host->warn)
         return;
     snprintf(text, sizeof text,
              "node %.*s is mounted over another data directory than this one: unmount the one that is wrong",

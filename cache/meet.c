@@ -27,6 +27,11 @@ bool meet_is_meant(const struct nodes *nodes, const struct node_request *hello)
     return !hello->client || hello->client == short_hash(nodes->homes[nodes->self].member.name);
 }
 
+bool meet_has_directory(const struct nodes *nodes, const struct node_request *hello)
+{
+    return !hello->length || !nodes->directory || hello->length == nodes->directory;
+}
+
 static int greet(struct nodes *nodes, const struct nodes_home *home, struct call_session *session)
 {
     const struct patience patience = {
@@ -58,6 +63,11 @@ static int greet(struct nodes *nodes, const struct nodes_home *home, struct call
     }
 }
 
+bool meet_refused(int error)
+{
+    return error == -EPROTONOSUPPORT || error == -EMEDIUMTYPE;
+}
+
 bool meet_parts(int error)
 {
     return error == -EBUSY || error == -ESHUTDOWN;
@@ -86,7 +96,7 @@ bool nodes_has_met(const struct nodes *nodes, unsigned member)
  */
 static bool is_doubtful(int error)
 {
-    return error == -EPERM || error == -EPROTONOSUPPORT || odds_says(error) || error == -ENODEV ||
+    return error == -EPERM || meet_refused(error) || odds_says(error) || error == -ENODEV ||
            error == -EXDEV || error == -ETIMEDOUT || error == -EHOSTUNREACH || error == -ENETUNREACH;
 }
 
@@ -101,11 +111,6 @@ static void word_warning(const struct nodes_home *home, int before, char text_ou
     if (doubtful ? !is_doubtful(before) : home->error != before && meet_lives(home->error))
         snprintf(text_out, WARNING, "node %s %s: %s", home->member.name,
                  doubtful ? "is taken to be down" : "could not be met", home->why);
-}
-
-bool meet_refused(int error)
-{
-    return error == -EPROTONOSUPPORT || error == -EMEDIUMTYPE;
 }
 
 const char *meet_differs(int error)

@@ -16,8 +16,8 @@ int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session *
 /* The session that there is, or NULL. A reference is the caller's. */
 struct call_session *nodes_home_session(struct nodes *nodes, unsigned member);
 
-/* A member has refused this node, which is just being mounted: -EPROTONOSUPPORT or -EMEDIUMTYPE. And why, for
- * people. */
+/* A member has refused this node, which is just being mounted: -EPROTONOSUPPORT or -EMEDIUMTYPE; the latter
+ * also if it serves, and that one does not list it. And why, for people. */
 bool meet_refused(int error);
 const char *meet_differs(int error);
 /* Meet a member that has just met us: we must know what it tracks before it is told that we know. 0 also when
@@ -36,6 +36,8 @@ bool meet_lives(int error);
 /* This node is the one that was looked for where it listens, as far as HELLO says that. Another one has had
  * the address before, by an old list. */
 bool meet_is_meant(const struct nodes *nodes, const struct node_request *hello);
+/* Files have the same names at both: each is found where the other says. */
+bool meet_has_directory(const struct nodes *nodes, const struct node_request *hello);
 /* It has met this node. nodes->lock is held. */
 bool nodes_has_met(const struct nodes *nodes, unsigned member);
 

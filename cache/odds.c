@@ -269,7 +269,7 @@ int odds_with_who_comes(struct nodes *nodes, const struct node_request *hello, s
     bool strange = hello->offset == NODE_VERSION && hello->flags & NODE_SERVES &&
                    hello->value != nodes->members->epoch && member != nodes->self && !nodes->leaving;
     bool listed = member != MEMBERS_MAX;
-    if (strange && !listed)
+    if (strange && !listed && meet_has_directory(nodes, hello))
         note_stranger(nodes, &hello->name);
     bool known = strange && listed && nodes->homes[member].first; /* the meeter goes on trying */
     pthread_mutex_unlock(&nodes->lock);

@@ -36,10 +36,10 @@ void odds_note(struct nodes_home *home, int error, bool more);
 void odds_judge(struct nodes *nodes, char text_out[ODDS_TEXT]);
 /* Before a node is let in, or is refused, that has said HELLO by a session. One that serves, and has another
  * list, was here first if this node has just been mounted, has met nobody, and never had that one on its
- * list. If it is on the list here, and can't be met (any more) where that says that it is, this node can't
- * hear what it tracks. Then this node is at odds until it has met that one, also when it is dead: mounted
- * anew, with the right list, it is not. 0; -ENOLINK: the latter; -EBUSY: that is not known yet. No lock is
- * held. */
+ * list; unless that is a node of another data directory, which a wrong address has led here. If it is on the
+ * list here, and can't be met (any more) where that says that it is, this node can't hear what it tracks.
+ * Then this node is at odds until it has met that one, also when it is dead: mounted anew, with the right
+ * list, it is not. 0; -ENOLINK: the latter; -EBUSY: that is not known yet. No lock is held. */
 int odds_with_who_comes(struct nodes *nodes, const struct node_request *hello, struct call_session *session);
 /* A list that was read here since has taken it off. nodes->lock is held. */
 bool odds_was_listed(const struct nodes *nodes, const struct node_name *name);

@@ -74,10 +74,11 @@ enum node_op {
                        lower half of member_hash() of whom it is for, likewise. Answered when the agent
                        has been told (FOLLOW) of every file that this home tracks.
                        -EPROTONOSUPPORT: their versions differ, or their lists, and the agent is just being
-                       mounted; -EPERM: it is for another node; -EMEDIUMTYPE: likewise, their data
-                       directories; else -EREMCHG: the home's list lacks it; -ENOLINK: likewise, and the home
-                       is at odds with others, or with the agent, as it can't meet it; -ENONET: likewise, and
-                       it can't tell who was left behind, or the agent was, whatever others say of the home */
+                       mounted; -EPERM: HELLO is for another node; -EMEDIUMTYPE: their data directories
+                       differ, and it is just being mounted, or not listed; else -EREMCHG: the home's list
+                       lacks it; -ENOLINK: likewise, and the home is at odds with others, or with the agent,
+                       as it can't meet it; -ENONET: likewise, and it can't tell who was left behind, or the
+                       agent was, whatever others say of the home */
     NODE_TRACK,     /* name: begin to track the file; answered when all agents follow. -ESTALE: this is no
                        home of it -> value[0]: member_hash() of the one that it follows, or 0; value[1]: the
                        generation */

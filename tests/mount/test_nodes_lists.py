@@ -192,6 +192,20 @@ def test_a_node_that_lives_stays_at_its_address(listed, agents):
         program.agent.kill()
 
 
+def test_a_node_whose_address_nodes_of_another_data_directory_have(listed, workdir):
+    """By a slip in a list of theirs: they and it have nothing to do with each other, and both go on."""
+    listed.mount("a", "ay", at={"y": "b"})
+    listed.data = os.path.join(workdir, "another")
+    os.mkdir(listed.data)
+    listed.mount("b", "b")
+    for _ in range(2):
+        hellos = served(listed.nodes["b"], "hello")
+        wait_until(lambda asked=hellos: served(listed.nodes["b"], "hello") > asked, 20, "it comes")
+    assert "node y is taken to be down: it answers: it is mounted over another data directory" in listed.nodes["a"].log_text()
+    for name in "ab":
+        assert AT_ODDS not in listed.nodes[name].log_text()
+
+
 def stays_out(listed, late, home, content):
     """The one that was mounted last changes nothing, and takes nothing away; the other goes on."""
     wait_until(lambda: AT_ODDS in listed.nodes["b"].log_text(), 20)
