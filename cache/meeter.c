@@ -92,11 +92,13 @@ void nodes_meet_missed(struct nodes *nodes)
  * is tried again soon. */
 static void *meet_again(void *argument)
 {
+    struct nodes *nodes = argument;
     struct meeting one[MEMBERS_MAX];
 
-    while (await_turn(argument)) {
-        meet_each(argument, one, false);
-        odds_look(argument, false);
+    while (await_turn(nodes)) {
+        if (!nodes->leaving) /* by its list who is mounted anew may know of this node no more */
+            meet_each(nodes, one, false);
+        odds_look(nodes, false);
     }
     return NULL;
 }

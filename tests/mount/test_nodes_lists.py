@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 import time
 
 import pytest
@@ -291,6 +292,24 @@ def test_a_node_that_stood_still_while_another_got_another_address(listed, agent
     all_see({"a": late, "b": home}, content)
     for program in late, home:
         program.agent.kill()
+
+
+def test_a_node_that_is_leaving_as_another_is_mounted_without_it(listed):
+    """Its umount has come back, and another node does not answer LEAVE yet. It goes to nobody any more: who knows it no more would take
+    it for one that was here first, with a list that is right."""
+    listed.mount("a", "abd")
+    home = Member("/".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{one}" for one in "abd"), name="d", other="a")
+    try:
+        assert home.met == 0 and home.do("pause", OPS["NODE_LEAVE"], 600_000) == 0
+        subprocess.run(["umount", listed.nodes["a"].mnt], check=True)
+        wait_until(lambda: home.do("asked", OPS["NODE_LEAVE"]) > 0, 20)
+        listed.mount("b", "b")
+        time.sleep(3)  # it meets those that it misses every peer_timeout
+        assert listed.nodes["a"].proc.poll() is None
+        assert AT_ODDS not in listed.nodes["b"].log_text()
+        write_file(os.path.join(listed.nodes["b"].mnt, "g"), b"well")
+    finally:
+        home.kill()
 
 
 @not_in_the_gate
