@@ -101,9 +101,9 @@ class Worker:
         self.note("begin", number, now, kind, file, more)
         self.tell(now)
         result = None
-        if not self.alone:
-            fcntl.flock(self.lock_fd, fcntl.LOCK_SH)
         try:
+            if not self.alone:
+                self.share()
             result, error = function(), 0
         except OSError as problem:
             error = problem.errno
@@ -117,6 +117,20 @@ class Worker:
         if error == errno.ENOTCONN:
             raise Gone
         return error, result
+
+    def share(self):
+        """Nobody is alone. Who is may wait for a daemon that stands still, and the one here may be gone meanwhile."""
+        while True:
+            try:
+                fcntl.flock(self.lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(0.002)
+            try:
+                os.stat(self.mnt)
+            except OSError as problem:
+                if problem.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+                    raise OSError(errno.ENOTCONN, "its daemon has gone") from None
 
     # --- memory ---
 
