@@ -301,12 +301,24 @@ static void test_a_small_device(void **state)
     stop(&f, &map);
 }
 
+/* The first byte of a READ of a page that the host's memory has not; CPUs' mapping is gone after it. */
+static int read_of_storage(struct fixture *f, off_t offset)
+{
+    struct cache_read read;
+    uint8_t bytes[PAGE];
+
+    munmap(cpu, FIXTURE_PAGES * PAGE);
+    assert_int_equal(fsync(f->fd), 0);
+    posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED);
+    assert_int_equal(cache_file_read(f->file, f->fd, bytes, PAGE, offset, 0, &read), PAGE);
+    cache_file_read_end(f->file, &read);
+    return bytes[0];
+}
+
 /* A READ comes to the daemon all the same (O_APPEND), and the host's memory has not what it asks for. */
 static void test_a_read_leaves_devices_alone(void **state)
 {
     static struct fixture f;
-    struct cache_read read;
-    uint8_t bytes[PAGE];
 
     (void)state;
     if (!start(&f, 4 << 20, true))
@@ -314,12 +326,7 @@ static void test_a_read_leaves_devices_alone(void **state)
     struct device_map map = device_map(&f, 0);
     assert_int_equal(map.bytes[20 * PAGE], 0);
     assert_int_equal(pwrite(f.fd, "\5", 1, 20 * PAGE), 1);
-    munmap(cpu, FIXTURE_PAGES * PAGE);
-    assert_int_equal(fsync(f.fd), 0);
-    posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED);
-    assert_int_equal(cache_file_read(f.file, f.fd, bytes, PAGE, 20 * PAGE, 0, &read), PAGE);
-    cache_file_read_end(f.file, &read);
-    assert_int_equal(bytes[0], 5);
+    assert_int_equal(read_of_storage(&f, 20 * PAGE), 5);
     assert_int_equal(device_stat(&f, 0).stat.peer_reads, 0);
     cpu = mmap(NULL, FIXTURE_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f.fd, 0);
     stop(&f, &map);
@@ -330,8 +337,6 @@ static void test_a_read_leaves_devices_alone(void **state)
 static void test_a_read_after_a_store_without_a_date(void **state)
 {
     static struct fixture f;
-    struct cache_read read;
-    uint8_t bytes[PAGE];
 
     (void)state;
     if (!start(&f, 4 << 20, true))
@@ -340,12 +345,7 @@ static void test_a_read_after_a_store_without_a_date(void **state)
     struct device_map map = device_map(&f, 0);
     assert_int_equal(map.bytes[20 * PAGE], 1);
     cpu[20 * PAGE] = 5;
-    munmap(cpu, FIXTURE_PAGES * PAGE);
-    assert_int_equal(fsync(f.fd), 0);
-    posix_fadvise(f.fd, 0, 0, POSIX_FADV_DONTNEED);
-    assert_int_equal(cache_file_read(f.file, f.fd, bytes, PAGE, 20 * PAGE, 0, &read), PAGE);
-    cache_file_read_end(f.file, &read);
-    assert_int_equal(bytes[0], 5);
+    assert_int_equal(read_of_storage(&f, 20 * PAGE), 5);
     cpu = mmap(NULL, FIXTURE_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, f.fd, 0);
     stop(&f, &map);
 }

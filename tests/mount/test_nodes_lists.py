@@ -70,6 +70,13 @@ class Listed:
         return os.path.join(self.data, "f")
 
 
+def member_of(names, name, other):
+    """A node of the test's, which has met the other one."""
+    member = Member("/".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{one}" for one in names), name=name, other=other)
+    assert member.met == 0
+    return member
+
+
 @pytest.fixture
 def listed(mount, workdir):
     return Listed(mount, workdir)
@@ -79,14 +86,14 @@ def good_in_the_end(program):
     wait_until(lambda: not error_of(program.agent, "os.fsync(fd)"), 20, "a sync that is told of nothing any more")
 
 
-def goes_on(late, new, content):
-    """Once its node has met the new one."""
-    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the new one")
+def goes_on(late, other, content, names="bz"):
+    """Once its node has met the other one's."""
+    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the other")
     content[PAGE:PAGE + 4] = b"late"
     late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
     good_in_the_end(late)
-    all_see({"b": late, "z": new}, content)
-    for program in late, new:
+    all_see(dict(zip(names, (late, other))), content)
+    for program in late, other:
         program.agent.kill()
 
 
@@ -285,22 +292,16 @@ def test_a_node_that_stood_still_while_another_got_another_address(listed, agent
     assert AT_ODDS not in listed.nodes["b"].log_text() and TAKEN_OVER not in listed.nodes["b"].log_text()
     listed.reread("a", **now)
     wait_until(lambda: NO_MORE in listed.nodes["a"].log_text(), 20)
-    wait_until(lambda: not error_of(late.agent, "os.pwrite(fd, b'late', 4096)"), 20, "it has met the other")
-    content[PAGE:PAGE + 4] = b"late"
-    late.agent.do("dev = gaia.Device('soft:0')\nmap = dev.mmap(fd, length)")
-    good_in_the_end(late)
-    all_see({"a": late, "b": home}, content)
-    for program in late, home:
-        program.agent.kill()
+    goes_on(late, home, content, "ab")
 
 
 def test_a_node_that_is_leaving_as_another_is_mounted_without_it(listed):
     """Its umount has come back, and another node does not answer LEAVE yet. It goes to nobody any more: who knows it no more would take
     it for one that was here first, with a list that is right."""
     listed.mount("a", "abd")
-    home = Member("/".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{one}" for one in "abd"), name="d", other="a")
+    home = member_of("abd", "d", "a")
     try:
-        assert home.met == 0 and home.do("pause", OPS["NODE_LEAVE"], 600_000) == 0
+        assert home.do("pause", OPS["NODE_LEAVE"], 600_000) == 0
         subprocess.run(["umount", listed.nodes["a"].mnt], check=True)
         wait_until(lambda: home.do("asked", OPS["NODE_LEAVE"]) > 0, 20)
         listed.mount("b", "b")
@@ -332,9 +333,8 @@ def test_a_node_that_was_taken_off_the_list_by_one_that_is_at_odds_since(listed,
     gone = Program(agents(), listed.path("a"), device=None)
     listed.stand_still("a", "b")
     listed.reread("b", "bd")
-    witness = Member("/".join(f"{one}@local:gaiafs-test-{os.getpid()}-lists-{one}" for one in "bd"), name="d", other="b")
+    witness = member_of("bd", "d", "b")
     try:
-        assert witness.met == 0
         listed.go_on("a")
         wait_until(lambda: AT_ODDS in listed.nodes["a"].log_text(), 20)
         witness.do("value", OPS["NODE_PING"], ctypes.c_int64(hash_of("unheard-of")).value)
