@@ -70,13 +70,14 @@ node_umount() {
     sed "s/^/log $1: /" /tmp/$1.log
 }
 
-# survive SELF NAME COMMAND...: node SELF has programs at work on its own and the other node's files when the command takes the other away.
+# survive SELF NAME COMMAND...: node SELF has programs at work on its own and the other node's files when the command takes the other away
+# (nodes_still=still: they are between two calls just then).
 survive() {
     survive_self=$1
     survive_name=$2
     shift 2
     rm -f /tmp/ready /tmp/gone /tmp/late
-    limited 300 tool_survive /tmp/$survive_self ${nodes_data:-/tmp/data} $survive_self $nodes_limit_ms "$survive_name" &
+    limited 300 tool_survive /tmp/$survive_self ${nodes_data:-/tmp/data} $survive_self $nodes_limit_ms "$survive_name" $nodes_still &
     survive_pid=$!
     {
         while kill -0 $survive_pid 2>/dev/null && [ ! -e /tmp/late ]; do sleep 0.5; done

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What programs of a node see when the home of a file goes away, and that files of their own node go on.
  *
- * tool_survive MOUNT DATA a|b LIMIT_MS NAME   MOUNT is the node's own; the other of a and b goes away
+ * tool_survive MOUNT DATA a|b LIMIT_MS NAME [still]   MOUNT is the node's own; the other of a and b goes away
  * tool_survive little BYTES COMMAND...   runs it with so little memory to lock, and not as who may lock more
  *
  * A thread for each way to touch a file: write(), read(), fsync(), loads of soft:0, stores and releases, and
  * acquires, all of a file of the other node; and one for everything of a file of this node. Once all are
- * running /tmp/ready is made; when /tmp/gone is there the other node has gone. They go on for LIMIT_MS then.
+ * running /tmp/ready is made (still: and none of them calls any more); when /tmp/gone is there the other node
+ * has gone. They go on for LIMIT_MS then.
  * /tmp/late is made when something takes longer than it may, while it still does.
  * No call and no touch may take longer than that, or end with anything else than success, EIO and SIGBUS; of
  * this node's own file nothing may fail at all. The other file is taken over, but its maps fail: how many
@@ -27,6 +28,7 @@
 
 #define PAGES 256u /* more than the device has: 1 MiB, half of it for each home, and each a part of that */
 #define STARTS_MS 60000u
+#define STILL_US 1000000u
 
 struct file {
     int fd;
@@ -50,7 +52,7 @@ static struct toucher {
 
 static struct file far_file, own_file;
 static struct gaia_device *device;
-static _Atomic bool gone, stop;
+static _Atomic bool gone, stop, pause_all;
 static __thread sigjmp_buf *volatile landing;
 
 static void on_bus(int number)
@@ -118,6 +120,11 @@ static void *touches(void *argument)
         bool after = gone;
         uint64_t since = now_us();
         t->busy_since_us = since;
+        if (pause_all) {
+            t->busy_since_us = 0;
+            usleep(1000);
+            continue;
+        }
         int error = once(t, t->how == OWN ? turn++ % OWN : t->how, file);
         uint64_t took = now_us() - since;
         t->busy_since_us = 0;
@@ -149,6 +156,24 @@ static bool all_have_begun(void)
         if (touchers[i].done < 3)
             return false;
     return true;
+}
+
+/* Nobody calls, and what was done besides for who did (reads ahead, pages written back) has ended, too. */
+static void be_still(void)
+{
+    unsigned busy;
+
+    pause_all = true;
+    for (unsigned i = 0; i < STARTS_MS / 20; i++, usleep(20000)) {
+        busy = 0;
+        for (unsigned j = 0; j < HOWS; j++)
+            busy += touchers[j].busy_since_us != 0;
+        if (!busy)
+            break;
+    }
+    if (busy)
+        fail("be_still");
+    usleep(STILL_US);
 }
 
 static void await_file(const char *path)
@@ -196,7 +221,7 @@ static bool judge(const struct toucher *t, uint64_t limit_us, char problem_out[1
     return true;
 }
 
-static int survive(const char *name, uint64_t limit_us)
+static int survive(const char *name, uint64_t limit_us, bool still)
 {
     char problem[160] = "";
 
@@ -210,9 +235,12 @@ static int survive(const char *name, uint64_t limit_us)
         show_late(limit_us);
     if (!all_have_begun())
         snprintf(problem, sizeof problem, "not everybody has begun");
+    if (still)
+        be_still();
     close(open("/tmp/ready", O_CREAT | O_WRONLY, 0644));
     await_file("/tmp/gone");
     gone = true;
+    pause_all = false;
     uint64_t since = now_us();
     for (; now_us() - since < limit_us; usleep(50000))
         show_late(limit_us * 3 / 4);
@@ -257,7 +285,8 @@ int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "little"))
         return little(argv + 2);
-    if (argc != 6)
+    bool still = argc == 7 && !strcmp(argv[6], "still");
+    if (argc != 6 + still)
         return 2;
     unsigned self = *argv[3] == 'b';
     struct sigaction action = {.sa_handler = on_bus, .sa_flags = SA_NODEFER};
@@ -266,5 +295,5 @@ int main(int argc, char **argv)
         fail("gaia_device_open");
     file_open(&far_file, argv[1], argv[2], !self, "far");
     file_open(&own_file, argv[1], argv[2], self, "own");
-    return survive(argv[5], strtoull(argv[4], NULL, 0) * 1000);
+    return survive(argv[5], strtoull(argv[4], NULL, 0) * 1000, still);
 }
