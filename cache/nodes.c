@@ -370,7 +370,6 @@ static struct nodes *new_nodes(struct cache *cache)
         return NULL;
     nodes->cache = cache;
     nodes->late_kernels = kernel_writes_back_late();
-    nodes->begun_ns = clock_now_ns();
     nodes->directory = hash_of(&cache->config.directory);
     nodes->timeout_ms = timeout_ms ? timeout_ms : FAULT_PATH_TIMEOUT_MS;
     nodes->beat_ms = nodes->timeout_ms;
@@ -399,14 +398,16 @@ static int listen_for_others(struct nodes *nodes, struct calls **calls_out, char
                                         .serve = serve,
                                         .lost = lost,
                                         .ended = ended};
-    int error;
 
     /* umount(8) comes back before the daemon of the mount has ended, and whoever mounts again at once meets
      * it. */
-    for (unsigned tries = 0; (error = calls_open(&config, calls_out, why_out)) == -EADDRINUSE && tries < 50;
-         tries++)
+    for (unsigned tries = 0;; tries++) {
+        nodes->begun_ns = clock_now_ns();
+        int error = calls_open(&config, calls_out, why_out);
+        if (error != -EADDRINUSE || tries == 50)
+            return error;
         usleep(100000);
-    return error;
+    }
 }
 
 int cache_join(struct cache *cache, char why_out[CACHE_WHY])
