@@ -60,6 +60,9 @@ __attribute__((noreturn)) void standin_misused(const char *what);
 #define STANDIN_NOTHING ((uintptr_t)0xdbdbdbdbdbdbdb00)
 /* Whether a GPU reaches all of this memory, by itself: it is the GPU's, and mapped for it. */
 bool standin_reaches(const void *address, size_t bytes, CUdevice device);
+/* Whether only a part of this memory of the program's is pinned: allocated so, or registered. No copy may go
+ * there. */
+bool standin_is_pinned_in_part(const void *address, size_t bytes);
 /* The GPU whose memory is at this address, or -1: none's. */
 CUdevice standin_owner(const void *address);
 /* Whether a stream is yet to do something with memory of this range. A kernel uses what its parameters point

@@ -16,10 +16,42 @@ struct CUfunc_st {
     SLIST_ENTRY(CUfunc_st) link;
 };
 struct CUmod_st {
+    LIST_ENTRY(CUmod_st) link;
     const char *ptx;
     CUdevice device;
     SLIST_HEAD(, CUfunc_st) functions;
 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the modules, and their functions */
+static LIST_HEAD(, CUmod_st) modules;
+
+/* Lock held. */
+static void expect_module(CUmodule module)
+{
+    CUmodule one;
+
+    LIST_FOREACH (one, &modules, link)
+        if (one == module)
+            return;
+    standin_misused("a module that there is not, or not any more");
+}
+
+static void expect_function(CUfunction function)
+{
+    CUfunction found = NULL;
+    CUmodule module;
+
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (module, &modules, link) {
+        if (!found)
+            SLIST_FOREACH (found, &module->functions, link)
+                if (found == function)
+                    break;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!found)
+        standin_misused("a kernel of a module that there is not, or not any more");
+}
 
 /* Kernels of the tests (tests/gpu/paging_kernels.cc), and on how many threads each runs: blocks meet there.
  */
@@ -76,6 +108,9 @@ static CUresult load_module(CUmodule *module_out, const void *image)
         abort();
     module->ptx = image;
     module->device = standin_device();
+    pthread_mutex_lock(&lock);
+    LIST_INSERT_HEAD(&modules, module, link);
+    pthread_mutex_unlock(&lock);
     *module_out = module;
     return CUDA_SUCCESS;
 }
@@ -85,6 +120,10 @@ static CUresult unload_module(CUmodule module)
     CUfunction function;
 
     ENTER_CONTEXT("cuModuleUnload");
+    pthread_mutex_lock(&lock);
+    expect_module(module);
+    LIST_REMOVE(module, link);
+    pthread_mutex_unlock(&lock);
     while ((function = SLIST_FIRST(&module->functions))) {
         SLIST_REMOVE_HEAD(&module->functions, link);
         free(function);
@@ -103,6 +142,9 @@ static CUresult get_function(CUfunction *function_out, CUmodule module, const ch
     ENTER_CONTEXT("cuModuleGetFunction");
     snprintf(entry, sizeof entry, ".entry %s(", name);
     kernel = kernel ? kernel : paging_kernel_find(name);
+    pthread_mutex_lock(&lock);
+    expect_module(module);
+    pthread_mutex_unlock(&lock);
     if (!strstr(module->ptx, entry) || !kernel)
         return CUDA_ERROR_NOT_FOUND;
     CUfunction function = calloc(1, sizeof *function);
@@ -110,7 +152,9 @@ static CUresult get_function(CUfunction *function_out, CUmodule module, const ch
         abort();
     function->kernel = kernel;
     function->device = module->device;
+    pthread_mutex_lock(&lock);
     SLIST_INSERT_HEAD(&module->functions, function, link);
+    pthread_mutex_unlock(&lock);
     *function_out = function;
     return CUDA_SUCCESS;
 }
@@ -118,8 +162,9 @@ static CUresult get_function(CUfunction *function_out, CUmodule module, const ch
 /* As registers would have it. */
 static CUresult fit_blocks(int *blocks_out, CUfunction function, int threads, size_t shared_bytes)
 {
-    (void)function, (void)shared_bytes;
+    (void)shared_bytes;
     ENTER_CONTEXT("cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    expect_function(function);
     if (threads < 1)
         return CUDA_ERROR_INVALID_VALUE;
     *blocks_out = 768 / threads;
@@ -140,10 +185,10 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned grid_y, un
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                        CUstream stream, void **parameters, void **extra)
 {
+    ENTER_CONTEXT("cuLaunchKernel");
+    expect_function(function);
     struct standin_work work = {
         .what = KERNEL, .kernel = function->kernel, .blocks = grid_x, .threads = block_x};
-
-    ENTER_CONTEXT("cuLaunchKernel");
     if (!grid_x || grid_y != 1 || grid_z != 1 || !block_x || block_y != 1 || block_z != 1 || shared_bytes ||
         extra)
         return CUDA_ERROR_INVALID_VALUE;

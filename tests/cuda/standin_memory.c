@@ -518,6 +518,42 @@ static CUresult free_memory(CUdeviceptr pointer)
 }
 
 static struct place last_pinned;
+static LIST_HEAD(, place) pinned, registered; /* under the lock, too */
+
+/* At this address, out of its list; or NULL. Lock held. */
+static struct place *take(struct place *place, const void *address)
+{
+    for (; place; place = LIST_NEXT(place, link))
+        if (place->address == address)
+            break;
+    if (place)
+        LIST_REMOVE(place, link);
+    return place;
+}
+
+static struct place *new_place(uint8_t *address, size_t bytes)
+{
+    struct place *place = calloc(1, sizeof *place);
+
+    if (!place)
+        abort();
+    *place = (struct place){.address = address, .bytes = bytes};
+    return place;
+}
+
+bool standin_is_pinned_in_part(const void *address, size_t bytes)
+{
+    struct place *place;
+    size_t all = 0;
+
+    pthread_mutex_lock(&lock);
+    LIST_FOREACH (place, &pinned, link)
+        all += shared_bytes(place, address, bytes);
+    LIST_FOREACH (place, &registered, link)
+        all += shared_bytes(place, address, bytes);
+    pthread_mutex_unlock(&lock);
+    return all && all != bytes;
+}
 
 static CUresult host_alloc(void **pointer_out, size_t bytes, unsigned flags)
 {
@@ -528,7 +564,11 @@ static CUresult host_alloc(void **pointer_out, size_t bytes, unsigned flags)
     void *area = aligned_alloc(4096, bytes);
     if (!area)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    last_pinned = (struct place){.address = area, .bytes = bytes};
+    struct place *place = new_place(area, bytes);
+    pthread_mutex_lock(&lock);
+    last_pinned = *place;
+    LIST_INSERT_HEAD(&pinned, place, link);
+    pthread_mutex_unlock(&lock);
     *pointer_out = area;
     return CUDA_SUCCESS;
 }
@@ -547,11 +587,15 @@ static CUresult host_free(void *pointer)
 {
     ENTER_CONTEXT("cuMemFreeHost");
     standin_wait_for_all();
+    pthread_mutex_lock(&lock);
+    struct place *place = take(LIST_FIRST(&pinned), pointer);
+    pthread_mutex_unlock(&lock);
+    if (!place)
+        standin_misused("pinned memory is freed that there is not, or not any more");
+    free(place);
     free(pointer);
     return CUDA_SUCCESS;
 }
-
-static LIST_HEAD(, place) registered; /* under the lock, too */
 
 /* Of all GPUs together, with CU_MEMHOSTREGISTER_PORTABLE. */
 static CUresult host_register(void *pointer, size_t bytes, unsigned flags)
@@ -567,29 +611,36 @@ static CUresult host_register(void *pointer, size_t bytes, unsigned flags)
         if (place->address < address + bytes && address < place->address + place->bytes)
             break;
     if (!place) {
-        struct place *fresh = calloc(1, sizeof *fresh);
-        if (!fresh)
-            abort();
-        *fresh = (struct place){.address = address, .bytes = bytes};
+        struct place *fresh = new_place(address, bytes);
         LIST_INSERT_HEAD(&registered, fresh, link);
     }
     pthread_mutex_unlock(&lock);
     return place ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_SUCCESS;
 }
 
+/* Whether the program has all of it still. A driver has its pages as they were when it was registered: what
+ * is mapped there later, GPUs do not see. */
+static bool is_still_there(const struct place *place)
+{
+    unsigned char *unused = malloc(place->bytes / 4096 + 1);
+    uintptr_t from = (uintptr_t)place->address / 4096 * 4096;
+
+    if (!unused)
+        abort();
+    bool is_there = !mincore((void *)from, place->bytes, unused);
+    free(unused);
+    return is_there;
+}
+
 static CUresult host_unregister(void *pointer)
 {
-    struct place *place;
-
     ENTER_CONTEXT("cuMemHostUnregister");
     standin_wait_for_all();
     pthread_mutex_lock(&lock);
-    LIST_FOREACH (place, &registered, link)
-        if (place->address == pointer)
-            break;
-    if (place)
-        LIST_REMOVE(place, link);
+    struct place *place = take(LIST_FIRST(&registered), pointer);
     pthread_mutex_unlock(&lock);
+    if (place && !is_still_there(place))
+        standin_misused("memory was unmapped that is registered yet");
     free(place);
     return place ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }

@@ -35,8 +35,9 @@ static __thread CUcontext stack[8];
 static __thread unsigned depth;
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER; /* guards streams and standard */
 static LIST_HEAD(, CUstream_st) streams;
-static CUstream standard;          /* what NULL means */
-static atomic_uint_fast64_t given; /* work, ever */
+static CUstream standard;                                     /* what NULL means */
+static atomic_uint_fast64_t given;                            /* work, ever */
+static pthread_mutex_t host_turn = PTHREAD_MUTEX_INITIALIZER; /* of the thread that runs host functions */
 
 bool standin_has_context(void)
 {
@@ -192,10 +193,12 @@ static void run(const struct standin_work *work)
         }
         standin_run_kernel(work, arguments);
         break;
-    case HOST:
+    case HOST: /* one after the other, as they may be: none may wait for another stream's */
+        pthread_mutex_lock(&host_turn);
         standin_in_host_function = true;
         work->function(work->context);
         standin_in_host_function = false;
+        pthread_mutex_unlock(&host_turn);
         break;
     }
 }
@@ -411,7 +414,8 @@ static bool is_idle(CUstream stream)
     return idle;
 }
 
-static void wait_for_all(bool those_apart)
+/* of: NULL, of all contexts. */
+static void wait_for_all(bool those_apart, CUcontext of)
 {
     CUstream all[64];
     size_t n = 0;
@@ -419,7 +423,8 @@ static void wait_for_all(bool those_apart)
 
     pthread_mutex_lock(&streams_lock);
     LIST_FOREACH (stream, &streams, link)
-        if ((those_apart || !stream->apart) && !is_idle(stream) && n < sizeof all / sizeof all[0])
+        if ((those_apart || !stream->apart) && (!of || !stream->context || stream->context == of) &&
+            !is_idle(stream) && n < sizeof all / sizeof all[0])
             all[n++] = stream;
     pthread_mutex_unlock(&streams_lock);
     while (n)
@@ -428,7 +433,7 @@ static void wait_for_all(bool those_apart)
 
 void standin_wait_for_all(void)
 {
-    wait_for_all(true);
+    wait_for_all(true, NULL);
 }
 
 static CUresult stream_synchronize(CUstream stream)
@@ -439,7 +444,7 @@ static CUresult stream_synchronize(CUstream stream)
     if (is_default(stream) && is_captured())
         return spoil(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     if (is_default(stream))
-        wait_for_all(false);
+        wait_for_all(false, stack[depth - 1]);
     else if (stream != CU_STREAM_PER_THREAD) /* nothing here is put into it */
         wait_for(find(stream)); /* also where it fails: a stream whose work failed does nothing more */
     ENTER("cuStreamSynchronize");
@@ -475,7 +480,7 @@ static CUresult context_synchronize(void)
     ENTER_CONTEXT("cuCtxSynchronize");
     if (captures) /* whatever the thread says */
         return spoil(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    wait_for_all(true);
+    wait_for_all(true, stack[depth - 1]); /* for no other context's */
     return CUDA_SUCCESS;
 }
 
@@ -506,14 +511,16 @@ static CUresult launch_host(CUstream stream, CUhostFn function, void *context)
     return CUDA_SUCCESS;
 }
 
-/* Of a copy into a stream. A driver looks at its memory at once, and goes by what is mapped now. */
-static CUresult check_copy(CUstream stream, CUdeviceptr device_side, size_t bytes)
+/* Of a copy into a stream, or a fill (host_side NULL). A driver looks at its memory at once, and goes by what
+ * is mapped, and registered, now. */
+static CUresult check_copy(CUstream stream, CUdeviceptr device_side, const void *host_side, size_t bytes)
 {
     CUresult error = standin_expect_own(stream);
 
     if (error != CUDA_SUCCESS || standin_number("free", -1) >= 0)
         return error;
-    return bytes && standin_reaches((void *)(uintptr_t)device_side, bytes, standin_device())
+    return bytes && standin_reaches((void *)(uintptr_t)device_side, bytes, standin_device()) &&
+                   !(host_side && standin_is_pinned_in_part(host_side, bytes))
                ? CUDA_SUCCESS
                : CUDA_ERROR_INVALID_VALUE;
 }
@@ -521,7 +528,7 @@ static CUresult check_copy(CUstream stream, CUdeviceptr device_side, size_t byte
 static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemcpyHtoDAsync");
-    CUresult error = check_copy(stream, to, bytes);
+    CUresult error = check_copy(stream, to, from, bytes);
     if (error != CUDA_SUCCESS)
         return error;
     standin_put(
@@ -534,7 +541,7 @@ static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream
 static CUresult copy_out(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemcpyDtoHAsync");
-    CUresult error = check_copy(stream, from, bytes);
+    CUresult error = check_copy(stream, from, to, bytes);
     if (error != CUDA_SUCCESS)
         return error;
     standin_put(stream, &(struct standin_work){
@@ -545,7 +552,7 @@ static CUresult copy_out(void *to, CUdeviceptr from, size_t bytes, CUstream stre
 static CUresult set(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
     ENTER_CONTEXT("cuMemsetD8Async");
-    CUresult error = check_copy(stream, to, bytes);
+    CUresult error = check_copy(stream, to, NULL, bytes);
     if (error != CUDA_SUCCESS)
         return error;
     standin_put(stream, &(struct standin_work){
@@ -559,6 +566,7 @@ CUresult cuInit(unsigned flags);
 CUresult cuDeviceGet(CUdevice *device_out, int ordinal);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context_out, CUdevice device);
 CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxGetCurrent(CUcontext *context_out);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUresult cuStreamCreate(CUstream *stream_out, unsigned flags);
@@ -591,6 +599,13 @@ CUresult cuCtxSetCurrent(CUcontext context)
     ENTER_QUIETLY();
     stack[0] = context;
     depth = depth ? depth : 1;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context_out)
+{
+    ENTER_QUIETLY();
+    *context_out = depth ? stack[depth - 1] : NULL;
     return CUDA_SUCCESS;
 }
 

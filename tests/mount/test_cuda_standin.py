@@ -47,11 +47,21 @@ def allow(address, gpu=GPU):
     return call("cuMemSetAccess", 10020, address, 2 * MIB, byref(Access(1, gpu, 3)), 1)
 def new_stream():
     return got("cuStreamCreate", 2000, 1)
+kept = []
+def load():
+    kept.append(open(PTX, "rb").read() + bytes(1))
+    return got("cuModuleLoadData", 2000, ctypes.c_char_p(kept[-1]))
+def hash_of(module):
+    return got("cuModuleGetFunction", 2000, module, ctypes.c_char_p(b"gaia_hash_pages"))
+def launch(function, memory):
+    arguments = (c_long * 3)(memory, 1, memory)
+    pointers = (c_void_p * 3)(*[ctypes.addressof(arguments) + 8 * i for i in range(3)])
+    return call("cuLaunchKernel", 4000, function, 1, 1, 1, 32, 1, 1, 0, new_stream(), byref(pointers), 0)
 host = ctypes.create_string_buffer(2 * MIB)
 def copy(to, bytes, stream):
     return call("cuMemcpyHtoDAsync", 3020, to, byref(host), bytes, stream)
 enter(GPU)
-"""
+""".replace("PTX", repr(os.path.join(TOP, "gpu", "kernels.ptx")))
 
 
 def run(code, words=""):
@@ -73,14 +83,20 @@ ENDS = {
                     "call('cuMemFree', 3020, memory)", "memory is freed that there is not, or not any more"),
     "a stream that is gone": ("stream = new_stream(); call('cuStreamDestroy', 4000, stream)\n"
                               "call('cuStreamSynchronize', 2000, stream)", "a stream that there is not, or not any more"),
-    "another GPU's memory": ("memory = got('cuMemAlloc', 3020, 4096); enter(OTHER)\n"
-                             f"ptx = open({os.path.join(TOP, 'gpu', 'kernels.ptx')!r}, 'rb').read() + bytes(1)\n"
-                             "module = got('cuModuleLoadData', 2000, ctypes.c_char_p(ptx))\n"
-                             "hash = got('cuModuleGetFunction', 2000, module, ctypes.c_char_p(b'gaia_hash_pages'))\n"
-                             "arguments = (c_long * 3)(memory, 1, memory)\n"
-                             "pointers = (c_void_p * 3)(*[ctypes.addressof(arguments) + 8 * i for i in range(3)])\n"
-                             "call('cuLaunchKernel', 4000, hash, 1, 1, 1, 32, 1, 1, 0, new_stream(), byref(pointers), 0)",
+    "another GPU's memory": ("memory = got('cuMemAlloc', 3020, 4096); enter(OTHER); launch(hash_of(load()), memory)",
                              "a kernel gets memory of another GPU"),
+    "a module twice": ("module = load(); call('cuModuleUnload', 2000, module)\n"
+                       "call('cuModuleUnload', 2000, module)", "a module that there is not, or not any more"),
+    "a kernel of a module that is gone": ("memory = got('cuMemAlloc', 3020, 4096); module = load(); hash = hash_of(module)\n"
+                                          "call('cuModuleUnload', 2000, module); launch(hash, memory)",
+                                          "a kernel of a module that there is not, or not any more"),
+    "pinned memory twice": ("memory = got('cuMemHostAlloc', 2020, 4096, 1); call('cuMemFreeHost', 2000, memory)\n"
+                            "call('cuMemFreeHost', 2000, memory)", "pinned memory is freed that there is not, or not any more"),
+    "unmapped, but registered": ("libc = ctypes.CDLL(None); libc.mmap.restype = c_void_p\n"
+                                 "memory = libc.mmap(None, c_long(2 * MIB), 3, 0x22, -1, c_long(0))\n"
+                                 "assert call('cuMemHostRegister', 6050, memory, 2 * MIB, 1) == 0\n"
+                                 "libc.munmap(c_void_p(memory + MIB), c_long(MIB)); call('cuMemHostUnregister', 4000, memory)",
+                                 "memory was unmapped that is registered yet"),
 }
 
 
@@ -102,6 +118,9 @@ REFUSED = {
                                  "copy(memory, 4096, stream)", 400),
     "a descriptor that is no memory": ("fd = os.memfd_create('x'); os.ftruncate(fd, 2 * MIB); out = c_void_p()",
                                        "call('cuMemImportFromShareableHandle', 10020, byref(out), fd, 1)", 1),
+    "memory that is registered in part": ("memory = got('cuMemAlloc', 3020, 2 * MIB)\n"
+                                          "call('cuMemHostRegister', 6050, ctypes.addressof(host), MIB, 1)",
+                                          "copy(memory, MIB + 1, new_stream())", 1),
     "an ordinal": ("out = c_int()", "call('cuDeviceGetAttribute', 2000, byref(out), 16, 0)", 101),
 }
 
@@ -112,3 +131,25 @@ def test_what_a_driver_refuses(begin, last, error):
     done = run(f"{begin}\nprint({last})", "gpus=2")
     assert done.returncode == 0, done.stderr
     assert int(re.fullmatch(r"(\d+)\n", done.stdout)[1]) == error
+
+
+@pytest.mark.whole
+def test_a_wait_for_a_context():
+    """It is for that one's streams, and for no other's: whose context is the thread's matters."""
+    done = run("memory = got('cuMemAlloc', 3020, 2 * MIB); stream = new_stream(); copy(memory, MIB, stream); enter(OTHER)\n"
+               "def state():\n    return call('cuStreamQuery', 2000, stream)\n"
+               "call('cuCtxSynchronize', 2000); states = [state()]; enter(GPU); call('cuCtxSynchronize', 2000)\n"
+               "print(*states, state())", "gpus=2,slow=1000000")
+    assert (done.returncode, done.stdout) == (0, "600 0\n"), done.stderr
+
+
+@pytest.mark.whole
+def test_host_functions():
+    """A driver may have one thread for those of all streams: one must not wait for another's."""
+    done = run("import threading, time\nseen, gate = [], threading.Event()\nkind = ctypes.CFUNCTYPE(None, c_void_p)\n"
+               "first = kind(lambda context: (seen.append(1), gate.wait(), seen.append(2)) and None)\n"
+               "second = kind(lambda context: seen.append(3))\none, other = new_stream(), new_stream()\n"
+               "call('cuLaunchHostFunc', 10000, one, first, 0)\nwhile not seen:\n    time.sleep(0.001)\n"
+               "call('cuLaunchHostFunc', 10000, other, second, 0)\ntime.sleep(0.3)\ngate.set()\n"
+               "call('cuCtxSynchronize', 2000)\nprint(*seen)")
+    assert (done.returncode, done.stdout) == (0, "1 2 3\n"), done.stderr
