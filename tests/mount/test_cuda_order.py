@@ -78,3 +78,33 @@ def test_again_and_again(program):
     assert program("seen()") == [b"old", *(bytes([65 + i]) * 3 for i in range(19))]
     with open(program.path, "rb") as file:
         assert file.read(3) == bytes([65 + 19]) * 3
+
+
+def test_a_thread_without_a_context(program):
+    """The calls are about the mapping's GPU all the same, and the thread has no context afterwards, either."""
+    program.do("""
+said = []
+def current():
+    context = ctypes.c_void_p()
+    assert cuda.cuCtxGetCurrent(ctypes.byref(context)) == 0
+    return context.value
+def calls():
+    said.append(current())
+    map.release()
+    more = dev.mmap(fd, PAGE)
+    map.acquire()
+    more.unmap()
+    map.acquire_on(stream)
+    map.release_on(stream)
+    dev.stream_error()
+    said.append(current())
+hold(); store(9 * PAGE, 49)
+threading.Timer(0.2, gate.set).start()
+thread = threading.Thread(target=calls)
+thread.start()
+thread.join()
+assert wait(stream) == 0; dev.stream_error()
+""", PAGE=PAGE)
+    assert program("said") == [None, None]
+    with open(program.path, "rb") as file:
+        assert file.read(9 * PAGE + 3)[-3:] == b"111"
