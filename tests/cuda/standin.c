@@ -290,8 +290,8 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function_out, int versio
         return 1;
     if (missing && !strcmp(symbol, missing)) /* no error: the status says it */
         return CUDA_SUCCESS;
-    const struct standin_row *const tables[] = {functions, standin_memory_rows, standin_run_rows,
-                                                standin_kernel_rows};
+    const struct standin_row *const tables[] = {functions, standin_context_rows, standin_memory_rows,
+                                                standin_run_rows, standin_kernel_rows};
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {
         for (const struct standin_row *row = tables[t]; row->name; row++) {
             if (strcmp(symbol, row->name))

@@ -50,6 +50,8 @@ extern __thread bool standin_in_host_function;
     } while (0)
 
 bool standin_has_context(void);
+/* The thread's, or NULL. */
+CUcontext standin_context(void);
 /* That of the thread's context, or -1. */
 CUdevice standin_device(void);
 bool standin_is_device(CUdevice device);
@@ -86,7 +88,7 @@ struct standin_row {
     {                                                        \
         name, version, (void (*)(void))(uintptr_t)(function) \
     }
-extern const struct standin_row standin_memory_rows[], standin_run_rows[],
+extern const struct standin_row standin_context_rows[], standin_memory_rows[], standin_run_rows[],
     standin_kernel_rows[]; /* end with a NULL name */
 
 #endif

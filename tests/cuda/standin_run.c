@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stand-in driver's contexts and streams. A stream is a thread that does one thing after the
- * other. */
+/* The stand-in driver's streams. A stream is a thread that does one thing after the other. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -14,9 +13,6 @@
 #include "gpu/kernels.h"
 #include "tests/cuda/standin_work.h"
 
-struct CUctx_st {
-    unsigned retained;
-};
 struct CUstream_st {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -25,72 +21,18 @@ struct CUstream_st {
     bool busy, capturing, globally;
     bool gone;                          /* destroyed: what it was given before it still does. It stays here */
     bool apart;                         /* it waits for no other, and nobody for it: CU_STREAM_NON_BLOCKING */
+    bool of_thread;                     /* CU_STREAM_PER_THREAD */
     const struct standin_work *current; /* what it is at, while busy */
     CUcontext context;                  /* NULL: it is the default stream, of each */
     LIST_ENTRY(CUstream_st) link;
 };
 
-static struct CUctx_st contexts[16];
-static __thread CUcontext stack[8];
-static __thread unsigned depth;
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER; /* guards streams and standard */
 static LIST_HEAD(, CUstream_st) streams;
-static CUstream standard;                                     /* what NULL means */
-static atomic_uint_fast64_t given;                            /* work, ever */
+static __thread CUstream threads_own; /* what CU_STREAM_PER_THREAD means; NULL: nothing was put into it yet */
+static CUstream standard;             /* what NULL means */
+static atomic_uint_fast64_t given;    /* work, ever */
 static pthread_mutex_t host_turn = PTHREAD_MUTEX_INITIALIZER; /* of the thread that runs host functions */
-
-bool standin_has_context(void)
-{
-    return depth > 0;
-}
-
-CUdevice standin_device(void)
-{
-    return depth ? (CUdevice)(stack[depth - 1] - contexts) + STANDIN_FIRST_DEVICE : -1;
-}
-
-static CUresult retain(CUcontext *context_out, CUdevice device)
-{
-    *context_out = (CUcontext)STANDIN_NOTHING;
-    ENTER("cuDevicePrimaryCtxRetain");
-    if (!standin_is_device(device))
-        return CUDA_ERROR_INVALID_DEVICE;
-    const char *path = device == STANDIN_FIRST_DEVICE + 1 ? standin_word("stuck") : NULL;
-    while (path && !access(path, F_OK))
-        usleep(1000);
-    contexts[device - STANDIN_FIRST_DEVICE].retained++;
-    *context_out = &contexts[device - STANDIN_FIRST_DEVICE];
-    return CUDA_SUCCESS;
-}
-
-static CUresult release(CUdevice device)
-{
-    ENTER("cuDevicePrimaryCtxRelease");
-    if (!standin_is_device(device))
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (!contexts[device - STANDIN_FIRST_DEVICE].retained)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    contexts[device - STANDIN_FIRST_DEVICE].retained--;
-    return CUDA_SUCCESS;
-}
-
-static CUresult push(CUcontext context)
-{
-    ENTER("cuCtxPushCurrent");
-    if (!context->retained || depth == sizeof stack / sizeof stack[0])
-        return CUDA_ERROR_INVALID_CONTEXT;
-    stack[depth++] = context;
-    return CUDA_SUCCESS;
-}
-
-static CUresult pop(CUcontext *context_out)
-{
-    ENTER_QUIETLY();
-    if (!depth)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    *context_out = stack[--depth];
-    return CUDA_SUCCESS;
-}
 
 /* --- captures: nothing is recorded, and no graph made of it --- */
 
@@ -298,7 +240,7 @@ CUresult standin_expect_own(CUstream stream)
     pthread_mutex_lock(&streams_lock);
     if (is_handle(stream))
         expect(stream);
-    bool own = !is_handle(stream) || stream->context == stack[depth - 1];
+    bool own = !is_handle(stream) || stream->context == standin_context();
     pthread_mutex_unlock(&streams_lock);
     return own ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -344,7 +286,13 @@ static CUstream find(CUstream stream)
     pthread_mutex_lock(&streams_lock);
     if ((!stream || stream == CU_STREAM_LEGACY) && !standard)
         standard = new_stream(false);
-    stream = stream && stream != CU_STREAM_LEGACY ? stream : standard;
+    if (stream == CU_STREAM_PER_THREAD && !threads_own) {
+        threads_own = new_stream(false);
+        threads_own->of_thread = true;
+    }
+    stream = stream == CU_STREAM_PER_THREAD         ? threads_own
+             : stream && stream != CU_STREAM_LEGACY ? stream
+                                                    : standard;
     expect(stream);
     pthread_mutex_unlock(&streams_lock);
     return stream;
@@ -381,7 +329,7 @@ static CUresult stream_create(CUstream *stream_out, unsigned flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&streams_lock);
     *stream_out = new_stream(flags & CU_STREAM_NON_BLOCKING);
-    (*stream_out)->context = stack[depth - 1];
+    (*stream_out)->context = standin_context();
     pthread_mutex_unlock(&streams_lock);
     return CUDA_SUCCESS;
 }
@@ -414,8 +362,9 @@ static bool is_idle(CUstream stream)
     return idle;
 }
 
-/* of: NULL, of all contexts. */
-static void wait_for_all(bool those_apart, CUcontext of)
+/* of: NULL, of all contexts. Else than all of them: those that a wait for the default stream waits for. No
+ * word of NVIDIA's says that threads' own are among these. */
+static void wait_for_all(bool all_of_them, CUcontext of)
 {
     CUstream all[64];
     size_t n = 0;
@@ -423,8 +372,9 @@ static void wait_for_all(bool those_apart, CUcontext of)
 
     pthread_mutex_lock(&streams_lock);
     LIST_FOREACH (stream, &streams, link)
-        if ((those_apart || !stream->apart) && (!of || !stream->context || stream->context == of) &&
-            !is_idle(stream) && n < sizeof all / sizeof all[0])
+        if ((all_of_them || (!stream->apart && !stream->of_thread)) &&
+            (!of || !stream->context || stream->context == of) && !is_idle(stream) &&
+            n < sizeof all / sizeof all[0])
             all[n++] = stream;
     pthread_mutex_unlock(&streams_lock);
     while (n)
@@ -444,8 +394,8 @@ static CUresult stream_synchronize(CUstream stream)
     if (is_default(stream) && is_captured())
         return spoil(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     if (is_default(stream))
-        wait_for_all(false, stack[depth - 1]);
-    else if (stream != CU_STREAM_PER_THREAD) /* nothing here is put into it */
+        wait_for_all(false, standin_context());
+    else if (stream != CU_STREAM_PER_THREAD || threads_own)
         wait_for(find(stream)); /* also where it fails: a stream whose work failed does nothing more */
     ENTER("cuStreamSynchronize");
     return CUDA_SUCCESS;
@@ -480,14 +430,14 @@ static CUresult context_synchronize(void)
     ENTER_CONTEXT("cuCtxSynchronize");
     if (captures) /* whatever the thread says */
         return spoil(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    wait_for_all(true, stack[depth - 1]); /* for no other context's */
+    wait_for_all(true, standin_context()); /* for no other context's */
     return CUDA_SUCCESS;
 }
 
 static CUresult stream_query(CUstream stream)
 {
     ENTER_CONTEXT("cuStreamQuery");
-    if (stream == CU_STREAM_PER_THREAD) /* nothing here is put into it */
+    if (stream == CU_STREAM_PER_THREAD && !threads_own)
         return CUDA_SUCCESS;
     return is_idle(find(stream)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -562,52 +512,15 @@ static CUresult set(CUdeviceptr to, unsigned char value, size_t bytes, CUstream 
 
 /* --- what tests call by their names, as a program that is linked with the driver would --- */
 
-CUresult cuInit(unsigned flags);
-CUresult cuDeviceGet(CUdevice *device_out, int ordinal);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context_out, CUdevice device);
-CUresult cuCtxSetCurrent(CUcontext context);
-CUresult cuCtxGetCurrent(CUcontext *context_out);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
+CUresult cuMemcpyHtoD_v2_ptds(CUdeviceptr to, const void *from, size_t bytes);
 CUresult cuStreamCreate(CUstream *stream_out, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context);
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuStreamEndCapture(CUstream stream, void **graph_out);
 CUresult cuThreadExchangeStreamCaptureMode(int *mode);
-
-CUresult cuInit(unsigned flags)
-{
-    ENTER_QUIETLY();
-    return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGet(CUdevice *device_out, int ordinal)
-{
-    ENTER_QUIETLY();
-    *device_out = ordinal + STANDIN_FIRST_DEVICE;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context_out, CUdevice device)
-{
-    return retain(context_out, device);
-}
-
-CUresult cuCtxSetCurrent(CUcontext context)
-{
-    ENTER_QUIETLY();
-    stack[0] = context;
-    depth = depth ? depth : 1;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetCurrent(CUcontext *context_out)
-{
-    ENTER_QUIETLY();
-    *context_out = depth ? stack[depth - 1] : NULL;
-    return CUDA_SUCCESS;
-}
 
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
@@ -617,21 +530,32 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
     return move(to, (void *)(uintptr_t)from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
+static CUresult copy_in_at_once(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     ENTER_QUIETLY();
     if (standin_number("late", 0)) { /* it has been read, and that is all that is known */
         void *copy = malloc(bytes);
         if (!copy)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        standin_put(NULL, &(struct standin_work){.what = COPY,
-                                                 .to = (void *)(uintptr_t)to,
-                                                 .from = memcpy(copy, from, bytes),
-                                                 .bytes = bytes,
-                                                 .owned = copy});
+        standin_put(stream, &(struct standin_work){.what = COPY,
+                                                   .to = (void *)(uintptr_t)to,
+                                                   .from = memcpy(copy, from, bytes),
+                                                   .bytes = bytes,
+                                                   .owned = copy});
         return CUDA_SUCCESS;
     }
     return move((void *)(uintptr_t)to, from, 0, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
+{
+    return copy_in_at_once(to, from, bytes, NULL);
+}
+
+/* What a program calls that was made with a default stream for each thread. */
+CUresult cuMemcpyHtoD_v2_ptds(CUdeviceptr to, const void *from, size_t bytes)
+{
+    return copy_in_at_once(to, from, bytes, CU_STREAM_PER_THREAD);
 }
 
 CUresult cuStreamCreate(CUstream *stream_out, unsigned flags)
@@ -676,10 +600,6 @@ CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 }
 
 const struct standin_row standin_run_rows[] = {
-    ROW("cuDevicePrimaryCtxRetain", 7000, retain),
-    ROW("cuDevicePrimaryCtxRelease", 11000, release),
-    ROW("cuCtxPushCurrent", 4000, push),
-    ROW("cuCtxPopCurrent", 4000, pop),
     ROW("cuCtxSynchronize", 2000, context_synchronize),
     ROW("cuStreamCreate", 2000, stream_create),
     ROW("cuStreamDestroy", 4000, stream_destroy),

@@ -514,6 +514,25 @@ def test_a_copy_that_is_on_its_way_at_the_end(gpu, end):
 
 
 @only_here
+@pytest.mark.parametrize("end", ["map.unmap()", "dev.close()"])
+def test_a_copy_in_a_threads_own_stream_at_the_end(gpu, end):
+    """The same of a program that was made with a default stream for each thread."""
+    m = gpu.mount()
+    path = make(m, bytes(3 * PAGE))
+    other = gpu.program(path)
+    program = gpu.program(path, standin="opaque=1,late=100000")
+    program.do(f"""
+import ctypes
+copy = dev.memory.cuda.cuMemcpyHtoD_v2_ptds
+copy.argtypes = dev.memory.cuda.cuMemcpyHtoD_v2.argtypes
+source = ctypes.create_string_buffer(b"late", 4)
+dev.memory._copy(copy, map.address + PAGE, ctypes.addressof(source), 4)
+{end}""", PAGE=PAGE)
+    other.do("map.release()")
+    assert read_file(path)[PAGE:PAGE + 4] == b"late"
+
+
+@only_here
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_placing_where_threads_are_not_to_be_had(gpu, workdir, monkeypatch, number):
     """Who reads waits for the bus himself then: where there is none, where there is only who looks at the bus, and not where one does

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from helpers import PAGE, agents, read_file  # noqa: F401
+from helpers import PAGE, agents, read_file, write_at  # noqa: F401
 from files import pattern
 from gpu_fixture import MAP, gpu, make, only_here  # noqa: F401
 
@@ -183,6 +183,25 @@ kernel(lambda: saw.append(os.pread(fd, 3, 0)))
     assert program("saw") == [] and read_file(path)[:3] == bytes(3)
     program.do("gate.set()\nassert cuda.cuStreamSynchronize(None) == 0\ndev.stream_error()")
     assert program("saw") == [b"one"]
+
+
+@only_here
+def test_the_default_stream_of_a_thread(gpu):
+    """CU_STREAM_PER_THREAD, which is cudaStreamPerThread: a stream like others."""
+    m = gpu.mount()
+    path = make(m, bytes(PAGE))
+    program = gpu.program(path)
+    program.do(STREAM + """
+stream, saw = ctypes.c_void_p(2), []
+kernel(gate.wait)
+map.acquire_on(stream)
+kernel(lambda: saw.append(ctypes.string_at(map.address, 3)))
+kernel(store(0, b"one"))
+map.release_on(stream)
+""")
+    write_at(path, b"cpu", 0)
+    program.do("gate.set()\nassert cuda.cuStreamSynchronize(stream) == 0\ndev.stream_error()")
+    assert program("saw") == [b"cpu"] and read_file(path)[:3] == b"one"
 
 
 @only_here
