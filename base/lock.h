@@ -37,7 +37,8 @@ enum lock_flags {
     X(DEMAND_CALLS, "demand_map.calls", LOCK_ALONE)             \
     X(DEMAND_RING, "demand_server.ring", LOCK_ALONE)            \
     X(DEMAND, "demand_server.lock", LOCK_LEAF)                  \
-    X(SEARCH, "cuda_search.lock", LOCK_ALONE | LOCK_LEAF)       \
+    X(SEARCH, "cuda_search.lock", LOCK_ALONE)                   \
+    X(MODULE, "cuda_module.lock", LOCK_LEAF)                    \
     X(HANDLE, "handle.lock", LOCK_ALONE)                        \
     X(GATE, "inode.gate", LOCK_PAIR)                            \
     X(PASSTHROUGH, "fs.passthrough_lock", 0)                    \

@@ -15,6 +15,7 @@
  *   LOCK_DEMAND_RING   who looks for what its kernels ask next, and waits for it
  *   LOCK_DEMAND        what a GPU was granted of it; held over no touch of its soft mapping; a leaf
  *   LOCK_SEARCH        one search of a GPU's memory at a time: held while its kernel runs
+ *     LOCK_MODULE      the device kernels, which a search or a demand mapping has compiled first; a leaf
  *
  * The daemon:
  *   LOCK_HANDLE        the position in an open directory; held while names are looked up

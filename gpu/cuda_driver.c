@@ -284,6 +284,7 @@ static int demand_map(struct gaia_mapping *mapping, const struct gaia_message *r
     if (error)
         return error;
     error = demand_map_open(&(struct demand_map_request){.cuda = &mapping->device->cuda,
+                                                         .module = &mapping->device->module,
                                                          .home = mapping->address,
                                                          .state = mapping->state,
                                                          .length = mapping->length,

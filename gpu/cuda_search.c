@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/cuda_search.h"
 
-#include "gpu/kernels.h"
-
-void cuda_search_open(struct cuda_search *search)
+void cuda_search_open(struct cuda_search *search, struct cuda_module *module)
 {
     lock_init(&search->lock, LOCK_SEARCH);
+    search->module = module;
 }
 
 /* The context is entered, as for all below. */
@@ -17,8 +16,6 @@ static void undo(const struct cuda_api *api, const struct cuda_search *search)
         api->cuMemFree(search->flag);
     if (search->stream)
         api->cuStreamDestroy(search->stream);
-    if (search->module)
-        api->cuModuleUnload(search->module);
 }
 
 void cuda_search_close(const struct cuda_device *device, struct cuda_search *search)
@@ -35,13 +32,12 @@ void cuda_search_close(const struct cuda_device *device, struct cuda_search *sea
 static CUresult prepare(const struct cuda_device *device, struct cuda_search *search)
 {
     const struct cuda_api *api = device->api;
+    CUmodule module;
     void *host;
 
-    CUresult error = api->cuModuleLoadData(&search->module, gaia_kernels_ptx);
-    if (error != CUDA_SUCCESS)
-        search->module = NULL;
+    CUresult error = cuda_module_get(device, search->module, &module);
     if (error == CUDA_SUCCESS)
-        error = cuda_kernel_find(device, search->module, "gaia_any_modified", &search->kernel);
+        error = cuda_kernel_find(device, module, "gaia_any_modified", &search->kernel);
     if (error == CUDA_SUCCESS) {
         error = api->cuStreamCreate(&search->stream, CU_STREAM_NON_BLOCKING);
         if (error != CUDA_SUCCESS)

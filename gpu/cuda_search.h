@@ -10,12 +10,13 @@
 
 #include "base/lock.h"
 #include "gpu/cuda_kernel.h"
+#include "gpu/cuda_module.h"
 
-/* A device's. Kernels are loaded by the first search: many programs only read. */
+/* A device's. The kernel is loaded by the first search: many programs only read. */
 struct cuda_search {
     pthread_mutex_t lock; /* guards all below; one search at a time, as two would share the GPU anyway */
     bool began, failed;   /* failed: with an error that a retry would not change */
-    CUmodule module;
+    struct cuda_module *module; /* the device's */
     struct cuda_kernel kernel;
     CUstream stream;
     CUdeviceptr flag;
@@ -29,7 +30,8 @@ struct cuda_searched {
     uint64_t first, count; /* pages to look at */
 };
 
-void cuda_search_open(struct cuda_search *search);
+/* The module outlives the search. */
+void cuda_search_open(struct cuda_search *search, struct cuda_module *module);
 void cuda_search_close(const struct cuda_device *device, struct cuda_search *search);
 
 /* Whether none of the pages differs from what it was granted with. Kernels that store to them have ended.

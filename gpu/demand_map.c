@@ -23,7 +23,6 @@ struct demand_map {
     size_t wished; /* bytes of the GPU's memory; 0: nobody has said */
     struct gaia_demand demand;
 
-    CUmodule module;
     CUfunction flush, drop;
     CUstream stream;
     CUdeviceptr device;    /* all of its memory, and in it: */
@@ -142,15 +141,13 @@ static CUresult allocate(struct demand_map *map)
 static CUresult prepare(struct demand_map *map)
 {
     const struct cuda_api *api = map->asked.cuda->api;
+    CUmodule module;
 
-    CUresult error = api->cuModuleLoadData(&map->module, gaia_kernels_ptx);
-    if (error != CUDA_SUCCESS) {
-        map->module = NULL;
-        return error;
-    }
-    error = api->cuModuleGetFunction(&map->flush, map->module, "gaia_demand_flush");
+    CUresult error = cuda_module_get(map->asked.cuda, map->asked.module, &module);
     if (error == CUDA_SUCCESS)
-        error = api->cuModuleGetFunction(&map->drop, map->module, "gaia_demand_drop");
+        error = api->cuModuleGetFunction(&map->flush, module, "gaia_demand_flush");
+    if (error == CUDA_SUCCESS)
+        error = api->cuModuleGetFunction(&map->drop, module, "gaia_demand_drop");
     if (error == CUDA_SUCCESS) {
         error = api->cuStreamCreate(&map->stream, CU_STREAM_NON_BLOCKING);
         if (error != CUDA_SUCCESS)
@@ -168,8 +165,6 @@ static void undo(struct demand_map *map)
 
     if (map->stream)
         api->cuStreamDestroy(map->stream);
-    if (map->module)
-        api->cuModuleUnload(map->module);
     if (map->device)
         api->cuMemFree(map->device);
     if (map->pinned)

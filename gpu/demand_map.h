@@ -15,6 +15,7 @@
 #include <sys/types.h>
 
 #include "gpu/cuda_device.h"
+#include "gpu/cuda_module.h"
 #include "gpu/demand.h"
 
 struct demand_map;
@@ -22,7 +23,8 @@ struct gaia_shared_state;
 
 struct demand_map_request {
     const struct cuda_device *cuda;
-    uint8_t *home; /* the soft mapping */
+    struct cuda_module *module; /* the device's; outlives the mapping */
+    uint8_t *home;              /* the soft mapping */
     const struct gaia_shared_state *state;
     size_t length; /* whole pages */
     size_t bytes;  /* of them, what the program has asked for */

@@ -66,6 +66,7 @@ struct gaia_device {
     uint64_t owner; /* the process that opened it: process_here() */
     const struct gaia_driver *driver;
     struct cuda_device cuda;    /* of cuda */
+    struct cuda_module module;  /* of cuda */
     struct cuda_search search;  /* of cuda */
     _Atomic int stream_error;   /* the first of a call that was put into a stream; 0: none */
     _Atomic unsigned in_stream; /* calls that are in streams */

@@ -84,7 +84,8 @@ static int open_named(struct gaia_device *device, const char *name)
         return number < GAIA_SOFT_MAX ? 0 : -ENODEV;
     int error = cuda_device_open((int)number, &device->cuda, why);
     if (!error) {
-        cuda_search_open(&device->search);
+        cuda_module_open(&device->module);
+        cuda_search_open(&device->search, &device->module);
         demand_servers_expect_the_end();
     }
     return error;
@@ -147,6 +148,7 @@ static void put_references(struct gaia_device *device, unsigned count)
         return;
     if (device->driver == &gaia_cuda_driver) {
         cuda_search_close(&device->cuda, &device->search);
+        cuda_module_close(&device->cuda, &device->module);
         cuda_device_close(&device->cuda);
     }
     free(device);

@@ -266,6 +266,21 @@ def test_a_map_on_demand(gpu, name, error, expected):
 
 
 @only_here
+def test_kernels_are_compiled_once(gpu):
+    """For each device that a program has open, and not for each of its maps: a driver may take long for it."""
+    m = gpu.mount()
+    path = make(m, b"d" * MIB)
+    program = gpu.agent(f"control={gpu.control}")
+    program.do(DEMAND + "dev.mmap(fd, 1 << 20, 3, gaia.DEMAND).unmap()", path=path)
+    gpu.fail("cuModuleLoadData", 1, 999)
+    program.do("maps = [dev.mmap(fd, 1 << 20, 3, gaia.DEMAND) for _ in range(2)]\nassert maps[0][5] == maps[1][5] == ord('d')")
+    assert not gpu.failed()
+    program.do("for map in maps: map.unmap()\ndev.close()\ndev = gaia.Device('cuda:0')")
+    assert program("error_of(dev.mmap, fd, 1 << 20, 3, gaia.DEMAND)") == errno.EIO
+    assert gpu.failed()
+
+
+@only_here
 @pytest.mark.parametrize("call", ["acquire", "release"])
 @pytest.mark.parametrize("error, expected", [(2, errno.ENOMEM), (999, errno.EIO)])
 def test_calls_on_demand(gpu, programs, call, error, expected):
