@@ -121,6 +121,9 @@ static int parse_rdma(struct member *member, struct piece text, char *why_out)
     if (brackets && inet_pton(AF_INET6, host + 1, &v6) == 1) {
         if (IN6_IS_ADDR_UNSPECIFIED(&v6))
             return say(why_out, "member %s: %s] is the address of no machine", member->name, host);
+        /* Linux connects to none without the number of a link, which is each machine's own. */
+        if (IN6_IS_ADDR_LINKLOCAL(&v6))
+            return say(why_out, "member %s: %s] is an address of one link only", member->name, host);
         inet_ntop(AF_INET6, &v6, plain, sizeof plain);
         snprintf(member->address, sizeof member->address, "[%s]:%u", plain, port);
     } else if (inet_pton(AF_INET, host, &v4) == 1) {

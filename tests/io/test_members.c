@@ -160,6 +160,8 @@ static void test_errors(void **state)
         {"a@b@10.0.0.1:1", "not an address in numbers"},
         {"a@0.0.0.0:1", "member a: 0.0.0.0 is the address of no machine"},
         {"a@[::]:1", "member a: [::] is the address of no machine"},
+        {"a@[fe80::1]:1", "member a: [fe80::1] is an address of one link only"},
+        {"a@[fd00::1]:1/b@[febf::2]:1", "member b: [febf::2] is an address of one link only"},
         {"a@local:", "member a: no socket behind local:"},
         {"a@local:" SOCKET_80 "0", "member a: a socket's name of more than 80 bytes"},
         {"a@local:x@y", "member a: a socket's name has letters"},
