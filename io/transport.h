@@ -157,12 +157,12 @@ struct gaia_link_options {
 size_t gaia_link_memory(const struct gaia_transport *transport, const struct gaia_link_options *options);
 
 /* Connect to a transport that listens at peer (written as config.address). Waits up to timeout_ms. 0; or
- * -EINVAL, -ECONNREFUSED (nobody listens there, or no carrier of this kind), -EAGAIN (RDMA: the kernel there
- * takes no connection now, and somebody may listen), -EPROTONOSUPPORT (the peer speaks another version),
- * -EPROTO, -ETIMEDOUT, -EHOSTUNREACH, -EXDEV (the way there goes through another device), -ENODEV (the device
- * has gone), -EPERM (local: the listener is neither root nor of this program's user), -ENOBUFS (too many
- * links, here or there), -ENOMEM, -EMFILE. A peer whose arrived() refuses ends the link right afterwards,
- * with the error that arrived() returned. Not from a callback. */
+ * -EINVAL, -ECONNREFUSED (nobody listens there, or no carrier of this kind), -EAGAIN (RDMA: the kernel or
+ * the device makes no connection now, there or here, and somebody may listen), -EPROTONOSUPPORT (the peer
+ * speaks another version), -EPROTO, -ETIMEDOUT, -EHOSTUNREACH, -EXDEV (the way there goes through another
+ * device), -ENODEV (the device has gone), -EPERM (local: the listener is neither root nor of this program's
+ * user), -ENOBUFS (too many links, here or there), -ENOMEM, -EMFILE. A peer whose arrived() refuses ends the
+ * link right afterwards, with the error that arrived() returned. Not from a callback. */
 int gaia_link_connect(struct gaia_transport *transport, const char *peer,
                       const struct gaia_link_options *options, struct gaia_link **link_out);
 

@@ -68,6 +68,9 @@ void rdma_take_cm_events(struct gaia_transport *transport);
 /* Why a connection was rejected: 0, the peer says so itself, in the bytes that came along; -ECONNREFUSED,
  * nobody listens there; or -EAGAIN: somebody may, and it is to be tried again. */
 int rdma_rejection(int reason, const void *bytes, size_t length);
+/* What this end's own kernel or device has refused, for a connection that is wanted: -ENOMEM and its like, or
+ * -EAGAIN. */
+int rdma_own_error(int error);
 
 /* transport_rdma.c: what memory that is read into is registered with. iWARP brings what was read as a write
  * of the peer's, and its NICs refuse that where no peer may write. */

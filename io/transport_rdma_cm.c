@@ -72,6 +72,22 @@ static void name_of(const struct sockaddr *address, char *name_out, size_t size)
 
 /* ---- begin ---- */
 
+/* Whatever it is, and there are errors of all kinds, it is no sign that the peer does not run; nor is it one
+ * to the peer that this end does not. */
+int rdma_own_error(int error)
+{
+    switch (error) {
+    case -ENOMEM:
+    case -EMFILE:
+    case -ENFILE:
+    case -ENOBUFS:
+    case -ENOSPC:
+        return error;
+    default:
+        return -EAGAIN;
+    }
+}
+
 static bool no_devices(void)
 {
     int count = 0;
@@ -129,6 +145,15 @@ static int new_queue(struct link_queue *queue)
     return 0;
 }
 
+/* Of what Linux says of a way to a peer at once. */
+static int no_way(int error)
+{
+    if (error == ENODEV)
+        return -EHOSTUNREACH;
+    return error == EHOSTUNREACH || error == ENETUNREACH || error == ETIMEDOUT ? -error
+                                                                               : rdma_own_error(-error);
+}
+
 int rdma_begin(struct gaia_link *link, unsigned number, const char *peer)
 {
     struct rdma *rdma = link->transport->own;
@@ -148,7 +173,7 @@ int rdma_begin(struct gaia_link *link, unsigned number, const char *peer)
     struct rdma_queue *own = queue->own;
     if (rdma_create_id(rdma->channel, &own->id, (void *)(uintptr_t)queue->id, RDMA_PS_TCP)) {
         own->id = NULL;
-        return transport_say(-errno, "rdma_create_id: %s", strerror(errno));
+        return transport_say(rdma_own_error(-errno), "rdma_create_id: %s", strerror(errno));
     }
     if (from.ss_family == AF_INET)
         ((struct sockaddr_in *)&from)->sin_port = 0;
@@ -156,7 +181,7 @@ int rdma_begin(struct gaia_link *link, unsigned number, const char *peer)
         ((struct sockaddr_in6 *)&from)->sin6_port = 0;
     if (rdma_resolve_addr(own->id, (struct sockaddr *)&from, (struct sockaddr *)&to,
                           (int)link->transport->config.timeout_ms))
-        return transport_say(errno == ENODEV ? -EHOSTUNREACH : -errno, "%s: %s", peer, strerror(errno));
+        return transport_say(no_way(errno), "%s: %s", peer, strerror(errno));
     return 0;
 }
 
@@ -181,10 +206,10 @@ static int resolved(struct link_queue *queue)
                              queue->link->transport->limits.device);
     error = rdma_queue_make(queue, own->id);
     if (error)
-        return error;
+        return rdma_own_error(error);
     set_ack_timeout(own->id);
     if (rdma_resolve_route(own->id, (int)queue->link->transport->config.timeout_ms))
-        return transport_say(-errno, "rdma_resolve_route: %s", strerror(errno));
+        return transport_say(rdma_own_error(-errno), "rdma_resolve_route: %s", strerror(errno));
     return 0;
 }
 
@@ -203,7 +228,7 @@ static int say_hello(struct link_queue *queue)
                                     .retry_count = RETRIES,
                                     .rnr_retry_count = RETRIES};
     if (rdma_connect(own->id, &param))
-        return transport_say(-errno, "rdma_connect: %s", strerror(errno));
+        return transport_say(rdma_own_error(-errno), "rdma_connect: %s", strerror(errno));
     return 0;
 }
 
@@ -274,7 +299,7 @@ static void asked(struct gaia_transport *transport, struct cm_event *event)
     }
     error = accept_queue(queue, event, &answer);
     if (error) { /* it is told why, and does not take this side for one that is down */
-        answer = link_refusal(error);
+        answer = link_refusal(rdma_own_error(error));
         rdma_reject(event->id, &answer, sizeof answer);
         link_end(queue->link, error, "%s", gaia_transport_why());
     }
@@ -353,8 +378,8 @@ static void take_cm_event(struct gaia_transport *transport, struct cm_event *eve
     case RDMA_CM_EVENT_UNREACHABLE:
         error = transport_say(-ETIMEDOUT, "%s does not answer (%d)", link->peer, event->status);
         break;
-    case RDMA_CM_EVENT_CONNECT_ERROR:
-        error = transport_say(-EIO, "%s: the connection failed (%d)", link->peer, event->status);
+    case RDMA_CM_EVENT_CONNECT_ERROR: /* the peer has agreed, and this end's device has not */
+        error = transport_say(-EAGAIN, "%s: the connection failed (%d)", link->peer, event->status);
         break;
     case RDMA_CM_EVENT_DISCONNECTED:
         rdma_poll_cq(transport); /* a BYE may be there */

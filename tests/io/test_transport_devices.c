@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport at addresses and on devices that are not there, go away, or have their limits. */
+#include "io/call.h"
 #include "io/transport_rdma.h"
 #include "tests/io/transport_fixture.h"
 
@@ -119,6 +120,20 @@ static void test_rejections(void **state)
     assert_int_equal(rdma_rejection(10, bytes, sizeof bytes), -EAGAIN); /* not the program's bytes */
 }
 
+/* What a peer is told, and what a connection ends with, when this end's own device or kernel refuses: that it
+ * is not to be had now. By any other error one would take the other for one that does not run. */
+static void test_refusals_of_the_own_device(void **state)
+{
+    static const int errors[] = {EINVAL, EIO, EFAULT, EACCES, EPERM, ENODEV, EBUSY, EREMOTEIO, ENOSYS};
+    static const int lacks[] = {ENOMEM, EMFILE, ENFILE, ENOBUFS, ENOSPC, EAGAIN};
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
+        assert_true(call_is_short(rdma_own_error(-errors[i])));
+    for (unsigned i = 0; i < sizeof lacks / sizeof *lacks; i++)
+        assert_int_equal(rdma_own_error(-lacks[i]), -lacks[i]);
+}
+
 /* Nobody else can write to what is read into, but where a NIC could not read otherwise. */
 static void test_rights_of_what_is_read_into(void **state)
 {
@@ -186,16 +201,33 @@ static void flushed_open(struct flushed *f)
     }
 }
 
-static void tell(const struct flushed *f, uint32_t number, enum ibv_wc_status status)
-{
-    told[told_count++] =
-        (struct ibv_wc){.wr_id = (uint64_t)f->link->queues[0].id << 32 | number, .status = status};
-}
-
 static void flushed_close(struct flushed *f)
 {
     f->link->done = NULL;
     link_free(f->link);
+}
+
+/* Of a kernel without connections, as this machine's: that is no sign that the peer does not run. */
+static void test_no_connections_here(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    if (carrier == GAIA_CARRIER_RDMA)
+        skip(); /* there are some */
+    flushed_open(&f);
+    must(rdma_parse("10.0.0.1:0", &f.rdma.address));
+    assert_true(call_is_short(rdma_begin(f.link, 1, "10.0.0.2:1")));
+    print_message("%s\n", gaia_transport_why());
+    rdma_queue_free(&f.link->queues[1]);
+    f.link->state = LINK_ENDED;
+    flushed_close(&f);
+}
+
+static void tell(const struct flushed *f, uint32_t number, enum ibv_wc_status status)
+{
+    told[told_count++] =
+        (struct ibv_wc){.wr_id = (uint64_t)f->link->queues[0].id << 32 | number, .status = status};
 }
 
 /* The end of one that was flushed says nothing of those before it, which asked for no completion: their bytes
@@ -346,7 +378,9 @@ int main(int argc, char **argv)
         CASE(test_no_device),
         CASE(test_device_without_address),
         CASE(test_rejections),
+        CASE(test_refusals_of_the_own_device),
         CASE(test_rights_of_what_is_read_into),
+        CASE(test_no_connections_here),
         CASE(test_flushed_reads_have_not_come),
         CASE(test_completed_reads_have_come),
         CASE(test_memlock),
