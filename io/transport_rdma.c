@@ -433,10 +433,10 @@ void rdma_poll_cq(struct gaia_transport *transport)
 {
     struct rdma *rdma = transport->own;
     struct ibv_wc entries[POLL_BATCH];
+    int count = rdma->cq ? POLL_BATCH : 0;
 
-    for (int batch = 0; batch < POLL_BATCHES && rdma->cq; batch++) {
-        int count = ibv_poll_cq(rdma->cq, POLL_BATCH, entries);
-
+    for (int batch = 0; batch < POLL_BATCHES && count == POLL_BATCH; batch++) {
+        count = ibv_poll_cq(rdma->cq, POLL_BATCH, entries);
         for (int i = 0; i < count; i++) {
             struct link_queue *queue = queue_find(transport, (uint32_t)(entries[i].wr_id >> 32));
 
@@ -447,9 +447,9 @@ void rdma_poll_cq(struct gaia_transport *transport)
             else
                 take_sent(queue, &entries[i]);
         }
-        if (count < POLL_BATCH)
-            break;
     }
+    if (count == POLL_BATCH) /* nothing tells of what is there already: nobody is to sleep */
+        transport->woken = true;
 }
 
 /* Not to be heard of again: epoll would tell of the dead device's descriptor without end. */
