@@ -448,6 +448,8 @@ void rdma_poll_cq(struct gaia_transport *transport)
                 take_sent(queue, &entries[i]);
         }
     }
+    if (count < 0) /* what it has taken from the queue is lost */
+        rdma_die(transport);
     if (count == POLL_BATCH) /* nothing tells of what is there already: nobody is to sleep */
         transport->woken = true;
 }

@@ -147,7 +147,7 @@ static void test_rights_of_what_is_read_into(void **state)
 static struct ibv_wc told[4];
 static int told_count;
 
-/* Entries that are there besides, of queue pairs that have gone. */
+/* Entries that are there besides, of queue pairs that have gone; less than 0: it can't be read. */
 static int stale;
 
 static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *entries)
@@ -155,6 +155,8 @@ static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *entries)
     int count = told_count < most ? told_count : most;
 
     (void)cq;
+    if (stale < 0)
+        return -1;
     if (stale) {
         count = stale < most ? stale : most;
         memset(entries, 0, (size_t)count * sizeof *entries);
@@ -292,6 +294,26 @@ static void test_many_completions(void **state)
     flushed_close(&f);
 }
 
+/* Completions that can't be had any more are no matter of one link. */
+static void test_broken_completions(void **state)
+{
+    static struct flushed f;
+    struct ibv_comp_channel channel = {.fd = -1};
+
+    (void)state;
+    flushed_open(&f);
+    f.transport.epoll = -1;
+    f.rdma.completions = &channel;
+    stale = -1;
+    rdma_poll_cq(&f.transport);
+    stale = 0;
+    assert_true(f.rdma.dead);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(f.reads[i].error, -EIO);
+    flushed_close(&f);
+}
+
 /* In a process of its own: the kernel lets nobody use a device whose rights have changed since it was opened.
  */
 static void limited(void **state)
@@ -414,6 +436,7 @@ int main(int argc, char **argv)
         CASE(test_flushed_reads_have_not_come),
         CASE(test_completed_reads_have_come),
         CASE(test_many_completions),
+        CASE(test_broken_completions),
         CASE(test_memlock),
         CASE(test_dmabuf),
         CASE(test_dead_device),
