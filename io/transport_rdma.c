@@ -599,6 +599,16 @@ static int open_queues(struct gaia_transport *transport, struct rdma *rdma)
     return error;
 }
 
+/* When the kernel has taken a device away (drivers of NICs do; rxe waits until nobody uses it), it refuses to
+ * destroy what it has destroyed already, and libibverbs keeps all that it has of that (queues, the descriptor
+ * of completions), unless it is told otherwise before its first use. It asks that events are not read
+ * meanwhile by another thread: a transport's lock sees to it. Before there are threads, which may look at the
+ * environment. */
+__attribute__((constructor)) static void let_go_of_what_was_taken_away(void)
+{
+    setenv("RDMAV_ALLOW_DISASSOC_DESTROY", "1", 0);
+}
+
 /* Nobody uses it. */
 static void let_go(struct gaia_transport *transport, struct rdma *rdma)
 {

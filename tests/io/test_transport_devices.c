@@ -4,6 +4,7 @@
 #include "io/transport_rdma.h"
 #include "tests/io/transport_fixture.h"
 
+#include <dlfcn.h>
 #include <linux/capability.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -85,6 +86,18 @@ static void test_no_device(void **state)
     }
     assert_int_equal(open_at("127.0.0.1:0", false, GAIA_CARRIER_RDMA), -ENODEV);
     assert_non_null(strstr(gaia_transport_why(), "no RDMA device"));
+}
+
+/* A NIC that was taken away leaves nothing behind in this process: libibverbs lets go of what its kernel has
+ * let go of. (Its own switch, which it sets when it is first used: there is no other way to ask it.) */
+static void test_nothing_of_a_device_that_has_gone(void **state)
+{
+    (void)state;
+    open_at("127.0.0.1:0", false, GAIA_CARRIER_RDMA);
+    const bool *lets_go = dlsym(RTLD_DEFAULT, "verbs_allow_disassociate_destroy");
+    if (!lets_go)
+        skip(); /* of a libibverbs that has no such switch */
+    assert_true(*lets_go);
 }
 
 /* Addresses that no RDMA device has: this machine's own, and nobody's. */
@@ -428,6 +441,7 @@ int main(int argc, char **argv)
         CASE(test_port_in_use),
         CASE(test_bad_addresses),
         CASE(test_no_device),
+        CASE(test_nothing_of_a_device_that_has_gone),
         CASE(test_device_without_address),
         CASE(test_rejections),
         CASE(test_refusals_of_the_own_device),
