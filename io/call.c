@@ -347,7 +347,7 @@ static int greet(struct calls *calls, struct gaia_link *link, struct call_sessio
     int error;
 
     gaia_link_set_user(link, session);
-    error = gaia_memory_register(calls->transport, &span, &registered);
+    error = call_own_error(gaia_memory_register(calls->transport, &span, &registered));
     if (!error)
         error = gaia_pull_open(calls->transport, link, CALL_QUEUE_MESSAGES + 1, calls->depth,
                                &session->starved, &pull);

@@ -13,6 +13,11 @@ bool call_is_short(int error)
            error == -ENOSPC || error == -EAGAIN;
 }
 
+int call_own_error(int error)
+{
+    return !error || call_is_short(error) ? error : -EAGAIN;
+}
+
 /* ---- the keeper ---- */
 
 /* What must be over before the link may go: nobody is in a call of the transport on it. The lock is held. */

@@ -502,6 +502,60 @@ static void test_refused(void **state)
     assert_int_equal(c.server.ended, 2);
 }
 
+static _Atomic(struct gaia_transport *) refusing; /* whose device registers nothing, but says this: */
+static _Atomic int refuses_with;
+static struct carrier sound, choosy;
+
+static int expose_or_not(struct gaia_link *link, const struct gaia_span *span, struct link_region *region)
+{
+    return link->transport == refusing ? transport_say(refuses_with, "registering %zu bytes", span->length)
+                                       : sound.expose(link, span, region);
+}
+
+static int remember_or_not(struct gaia_memory *memory)
+{
+    return memory->transport == refusing
+               ? transport_say(refuses_with, "registering %zu bytes", memory->span.length)
+               : sound.remember(memory);
+}
+
+static void put_choosy(struct node *node)
+{
+    struct gaia_transport *transport = node->calls->transport;
+
+    pthread_mutex_lock(&transport->lock);
+    transport->carrier = &choosy;
+    pthread_mutex_unlock(&transport->lock);
+}
+
+/* A device that registers no memory for a session, at either end: whatever it says, that is no sign that the
+ * other end does not run. */
+static void test_memory_that_cannot_be_registered(void **state)
+{
+    static const int errors[] = {-EIO, -EINVAL, -EFAULT, -EREMOTEIO, -ENOMEM};
+    static struct node server, client;
+    struct call_session *session = NULL;
+
+    (void)state;
+    node_open(&server, true, TIMEOUT_MS);
+    node_open(&client, false, TIMEOUT_MS);
+    sound = choosy = *server.calls->transport->carrier;
+    choosy.expose = expose_or_not;
+    choosy.remember = remember_or_not;
+    put_choosy(&server);
+    put_choosy(&client);
+    for (unsigned i = 0; i < 2 * sizeof errors / sizeof *errors; i++) {
+        refuses_with = errors[i / 2];
+        refusing = (i % 2 ? &client : &server)->calls->transport;
+        assert_true(call_is_short(call_connect(client.calls, server.address, &session)));
+    }
+    refusing = NULL;
+    assert_int_equal(call_connect(client.calls, server.address, &session), 0);
+    call_session_put(session);
+    node_close(&client);
+    node_close(&server);
+}
+
 struct connecting {
     struct node *client;
     const char *address;
@@ -562,6 +616,7 @@ int main(int argc, char **argv)
         CASE(test_peer_killed),
         CASE(test_peer_stopped),
         CASE(test_refused),
+        CASE(test_memory_that_cannot_be_registered),
         CASE(test_no_slots),
     };
 
