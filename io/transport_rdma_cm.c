@@ -88,6 +88,25 @@ int rdma_own_error(int error)
     }
 }
 
+int rdma_connection_error(const struct ibv_context *verbs, int error)
+{
+    if (verbs->device->transport_type != IBV_TRANSPORT_IWARP)
+        return rdma_own_error(error);
+    switch (error) {
+    case -ECONNREFUSED:
+    case -ECONNRESET:
+        return -ECONNREFUSED;
+    case -EHOSTUNREACH:
+    case -ENETUNREACH:
+    case -ETIMEDOUT:
+        return error;
+    case -EBUSY: /* qedr's word for it */
+        return -ETIMEDOUT;
+    default:
+        return rdma_own_error(error);
+    }
+}
+
 static bool no_devices(void)
 {
     int count = 0;
@@ -228,7 +247,8 @@ static int say_hello(struct link_queue *queue)
                                     .retry_count = RETRIES,
                                     .rnr_retry_count = RETRIES};
     if (rdma_connect(own->id, &param))
-        return transport_say(rdma_own_error(-errno), "rdma_connect: %s", strerror(errno));
+        return transport_say(rdma_connection_error(rdma->verbs, -errno), "%s: rdma_connect: %s",
+                             queue->link->peer, strerror(errno));
     return 0;
 }
 
@@ -378,8 +398,9 @@ static void take_cm_event(struct gaia_transport *transport, struct cm_event *eve
     case RDMA_CM_EVENT_UNREACHABLE:
         error = transport_say(-ETIMEDOUT, "%s does not answer (%d)", link->peer, event->status);
         break;
-    case RDMA_CM_EVENT_CONNECT_ERROR: /* the peer has agreed, and this end's device has not */
-        error = transport_say(-EAGAIN, "%s: the connection failed (%d)", link->peer, event->status);
+    case RDMA_CM_EVENT_CONNECT_ERROR:
+        error = transport_say(rdma_connection_error(rdma->verbs, event->status),
+                              "%s: the connection failed (%d)", link->peer, event->status);
         break;
     case RDMA_CM_EVENT_DISCONNECTED:
         rdma_poll_cq(transport); /* a BYE may be there */

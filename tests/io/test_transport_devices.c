@@ -248,6 +248,93 @@ static void test_no_connections_here(void **state)
     flushed_close(&f);
 }
 
+/* What a kernel says that is none: an event for rdma_get_cm_event(), once, and what rdma_connect() fails
+ * with. 0: the one that is here is asked. */
+static struct rdma_cm_event happened;
+static int connecting_fails;
+
+int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event_out)
+{
+    int (*real)(struct rdma_event_channel *, struct rdma_cm_event **) = dlsym(RTLD_NEXT, "rdma_get_cm_event");
+
+    if (channel)
+        return real(channel, event_out);
+    *event_out = &happened;
+    return happened.id ? 0 : -1;
+}
+
+int rdma_ack_cm_event(struct rdma_cm_event *event)
+{
+    int (*real)(struct rdma_cm_event *) = dlsym(RTLD_NEXT, "rdma_ack_cm_event");
+
+    if (event != &happened)
+        return real(event);
+    happened.id = NULL;
+    return 0;
+}
+
+int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *param)
+{
+    int (*real)(struct rdma_cm_id *, struct rdma_conn_param *) = dlsym(RTLD_NEXT, "rdma_connect");
+
+    if (!connecting_fails)
+        return real(id, param);
+    errno = connecting_fails;
+    return -1;
+}
+
+/* What a link ends with whose connection fails, at once or by an event. */
+static int connection_ends_with(enum ibv_transport_type type, enum rdma_cm_event_type event, int error)
+{
+    static struct flushed f;
+    struct ibv_device device = {.transport_type = type};
+
+    flushed_open(&f);
+    f.link->state = LINK_CONNECTING;
+    f.link->options = (struct gaia_link_options){1, 4};
+    f.context.device = &device;
+    f.rdma.verbs = &f.context;
+    struct rdma_cm_id id = {.verbs = &f.context, .context = (void *)(uintptr_t)f.link->queues[0].id};
+    f.own.id = &id;
+    happened = (struct rdma_cm_event){.id = &id, .event = event, .status = -error};
+    connecting_fails = error;
+    rdma_take_cm_events(&f.transport);
+    connecting_fails = 0;
+    assert_int_equal(f.link->state, LINK_ENDED);
+    int ended = f.link->error;
+    flushed_close(&f);
+    return ended;
+}
+
+/* iWARP's are TCP's, and some drivers say in this way that the peer does not run, or its machine: it must not
+ * be taken for one that lives, without which nobody can be mounted. Of other errors, and with InfiniBand and
+ * RoCE, it is this end's device that refuses. */
+static void test_connections_that_fail(void **state)
+{
+    static const struct {
+        int error, iwarp;
+    } errors[] = {{ECONNREFUSED, -ECONNREFUSED},
+                  {ECONNRESET, -ECONNREFUSED},
+                  {EHOSTUNREACH, -EHOSTUNREACH},
+                  {ENETUNREACH, -ENETUNREACH},
+                  {ETIMEDOUT, -ETIMEDOUT},
+                  {EBUSY, -ETIMEDOUT},
+                  {ENOMEM, -ENOMEM},
+                  {EINVAL, -EAGAIN},
+                  {EIO, -EAGAIN},
+                  {EPERM, -EAGAIN}};
+    static const enum rdma_cm_event_type events[] = {RDMA_CM_EVENT_ROUTE_RESOLVED,
+                                                     RDMA_CM_EVENT_CONNECT_ERROR};
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
+        for (unsigned e = 0; e < 2; e++) {
+            int error = errors[i].error;
+            assert_int_equal(connection_ends_with(IBV_TRANSPORT_IWARP, events[e], error), errors[i].iwarp);
+            assert_true(call_is_short(connection_ends_with(IBV_TRANSPORT_IB, events[e], error)));
+        }
+}
+
 static void tell(const struct flushed *f, uint32_t number, enum ibv_wc_status status)
 {
     told[told_count++] =
@@ -447,6 +534,7 @@ int main(int argc, char **argv)
         CASE(test_refusals_of_the_own_device),
         CASE(test_rights_of_what_is_read_into),
         CASE(test_no_connections_here),
+        CASE(test_connections_that_fail),
         CASE(test_flushed_reads_have_not_come),
         CASE(test_completed_reads_have_come),
         CASE(test_many_completions),
