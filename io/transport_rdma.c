@@ -464,8 +464,10 @@ void rdma_die(struct gaia_transport *transport)
         return;
     rdma->dead = true;
     epoll_ctl(transport->epoll, EPOLL_CTL_DEL, rdma->completions->fd, NULL);
-    LIST_FOREACH (link, &transport->links, entry) /* they stay in the list */
-        link_end(link, -EIO, "the device %s has gone", transport->limits.device);
+    /* They stay in the list. Of a peer that is being connected to this says nothing. */
+    LIST_FOREACH (link, &transport->links, entry)
+        link_end(link, link->state == LINK_CONNECTING ? -ENODEV : -EIO, "the device %s has gone",
+                 transport->limits.device);
 }
 
 static void rdma_heard(struct gaia_transport *transport, uint64_t id)

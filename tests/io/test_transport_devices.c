@@ -409,8 +409,28 @@ static void test_broken_completions(void **state)
     stale = 0;
     assert_true(f.rdma.dead);
     assert_int_equal(f.link->state, LINK_ENDED);
+    assert_int_equal(f.link->error, -EIO);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(f.reads[i].error, -EIO);
+    flushed_close(&f);
+}
+
+/* Nor are they one of a peer that was just being connected to, which may live: it is said what has gone. */
+static void test_broken_while_connecting(void **state)
+{
+    static struct flushed f;
+    struct ibv_comp_channel channel = {.fd = -1};
+
+    (void)state;
+    flushed_open(&f);
+    f.transport.epoll = -1;
+    f.rdma.completions = &channel;
+    f.link->state = LINK_CONNECTING;
+    stale = -1;
+    rdma_poll_cq(&f.transport);
+    stale = 0;
+    assert_int_equal(f.link->state, LINK_ENDED);
+    assert_int_equal(f.link->error, -ENODEV);
     flushed_close(&f);
 }
 
@@ -539,6 +559,7 @@ int main(int argc, char **argv)
         CASE(test_completed_reads_have_come),
         CASE(test_many_completions),
         CASE(test_broken_completions),
+        CASE(test_broken_while_connecting),
         CASE(test_memlock),
         CASE(test_dmabuf),
         CASE(test_dead_device),
