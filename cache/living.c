@@ -108,6 +108,13 @@ static bool is_said_to_live(const struct nodes *nodes, uint64_t living, unsigned
     return false;
 }
 
+/* It lives, or nothing is known of it, as this node's own device has gone: without one it could not be
+ * mounted either. */
+static bool can_not_be_met(int error)
+{
+    return meet_lives(error) || error == -ENODEV;
+}
+
 /* Why this node can't serve yet: a member that lives has not been met, or has not met this node. 0: there is
  * none; one that is down is met when it comes. living: what others say. nodes->lock is held. */
 static int unmet(const struct nodes *nodes, uint64_t living, char why_out[CALL_WHY])
@@ -121,16 +128,16 @@ static int unmet(const struct nodes *nodes, uint64_t living, char why_out[CALL_W
             snprintf(why_out, CALL_WHY, "node %s %s", home->member.name, meet_differs(home->error));
             return home->error;
         }
-        if (!ours && !home->connecting && !home->session && !meet_lives(home->error) && !said)
+        if (!ours && !home->connecting && !home->session && !can_not_be_met(home->error) && !said)
             continue;
-        if (!ours && (meet_lives(home->error) || said))
-            snprintf(why_out, CALL_WHY, "node %s lives, and can't be met: %.*s", home->member.name,
-                     CALL_WHY / 2, home->why);
+        if (!ours && (can_not_be_met(home->error) || said))
+            snprintf(why_out, CALL_WHY, "node %s %s, and can't be met: %.*s", home->member.name,
+                     home->error == -ENODEV && !said ? "may live" : "lives", CALL_WHY / 2, home->why);
         else
             snprintf(why_out, CALL_WHY,
                      "node %s lives, and has not met this one in %u ms: its log may say why",
                      home->member.name, 2 * nodes->timeout_ms);
-        return !ours && meet_lives(home->error) ? home->error : -ETIMEDOUT;
+        return !ours && can_not_be_met(home->error) ? home->error : -ETIMEDOUT;
     }
     return 0;
 }

@@ -17,7 +17,7 @@ unsigned nodes_left_out(const struct nodes *nodes, const struct members *fresh);
 /* Before this node serves anything: nodes_meet_all(), and wait until those that live have met this node, too,
  * for twice timeout_ms, and a minute for a node that is being unmounted, or is not done with an earlier
  * session. Otherwise one of the two would not learn what the other tracks. -ETIMEDOUT, or why one that lives
- * could not be met (call_is_short(), -EBUSY, -ESHUTDOWN). */
+ * could not be met (call_is_short(), -EBUSY, -ESHUTDOWN; -ENODEV: this node's device has gone). */
 int nodes_meet_before_all(struct nodes *nodes, char why_out[CALL_WHY]);
 
 #endif

@@ -115,6 +115,16 @@ def test_who_lives_as_others_say(cluster, agents, workdir, monkeypatch):
     program.agent.kill()
 
 
+def test_whose_own_device_has_gone(cluster, workdir, monkeypatch):
+    """Between the beginning of its mount and the moment in which it meets others: it knows nothing of them, and does not serve."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    nodes = cluster(2, "timeout=0,peer_timeout=1", only=[0])
+    plan.arm(ROWS.index("connect"), errno.ENODEV, 1, 1)
+    with pytest.raises(pytest.fail.Exception) as failed:
+        nodes.mount(1, env=env)
+    assert plan.landed and "meeting the other nodes: node a may live, and can't be met: " in str(failed.value)
+
+
 @not_in_the_gate
 def test_who_lives_and_does_not_answer(cluster, workdir):
     """A member whose disk hangs, say: the mount does not wait for ever."""
