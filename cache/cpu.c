@@ -365,6 +365,8 @@ int cpu_before_write(struct cache_file *file, struct leaf *leaf, page_mask pages
         int error = collect_pages(file, leaf, pages, COLLECT_PENDING);
         if (error)
             return error;
+#else
+        (void)file;
 #endif
         mark_touched(leaf, pages);
     } else {
