@@ -394,42 +394,42 @@ static void test_many_completions(void **state)
     flushed_close(&f);
 }
 
-/* Completions that can't be had any more are no matter of one link. */
+/* Completions can't be had any more, which ends a link in this state. */
+static void broken_open(struct flushed *f, enum link_state state)
+{
+    static struct ibv_comp_channel channel = {.fd = -1};
+
+    flushed_open(f);
+    f->transport.epoll = -1;
+    f->rdma.completions = &channel;
+    f->link->state = state;
+    stale = -1;
+    rdma_poll_cq(&f->transport);
+    stale = 0;
+    assert_true(f->rdma.dead);
+    assert_int_equal(f->link->state, LINK_ENDED);
+}
+
+/* That is no matter of one link. */
 static void test_broken_completions(void **state)
 {
     static struct flushed f;
-    struct ibv_comp_channel channel = {.fd = -1};
 
     (void)state;
-    flushed_open(&f);
-    f.transport.epoll = -1;
-    f.rdma.completions = &channel;
-    stale = -1;
-    rdma_poll_cq(&f.transport);
-    stale = 0;
-    assert_true(f.rdma.dead);
-    assert_int_equal(f.link->state, LINK_ENDED);
+    broken_open(&f, LINK_OPEN);
     assert_int_equal(f.link->error, -EIO);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(f.reads[i].error, -EIO);
     flushed_close(&f);
 }
 
-/* Nor are they one of a peer that was just being connected to, which may live: it is said what has gone. */
+/* Nor is it one of a peer that was just being connected to, which may live: it is said what has gone. */
 static void test_broken_while_connecting(void **state)
 {
     static struct flushed f;
-    struct ibv_comp_channel channel = {.fd = -1};
 
     (void)state;
-    flushed_open(&f);
-    f.transport.epoll = -1;
-    f.rdma.completions = &channel;
-    f.link->state = LINK_CONNECTING;
-    stale = -1;
-    rdma_poll_cq(&f.transport);
-    stale = 0;
-    assert_int_equal(f.link->state, LINK_ENDED);
+    broken_open(&f, LINK_CONNECTING);
     assert_int_equal(f.link->error, -ENODEV);
     flushed_close(&f);
 }
