@@ -347,8 +347,10 @@ static int greet(struct calls *calls, struct gaia_link *link, struct call_sessio
     int error;
 
     gaia_link_set_user(link, session);
-    error = call_own_error(gaia_memory_register(calls->transport, &span, &registered));
-    if (!error)
+    error = gaia_memory_register(calls->transport, &span, &registered);
+    if (error)
+        error = gaia_own_error(error);
+    else
         error = gaia_pull_open(calls->transport, link, CALL_QUEUE_MESSAGES + 1, calls->depth,
                                &session->starved, &pull);
     pthread_mutex_lock(&session->lock);

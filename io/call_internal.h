@@ -187,10 +187,6 @@ int call_session_settle(struct call_session *session, bool known);
 /* End the session with an error, if it has not ended. */
 void call_end(struct call_session *session, int error);
 
-/* What this end's own device has refused, and the peer nothing: so that it is no sign that the peer does not
- * run, nor to the peer that this end does not. 0, or an error by which call_is_short(). */
-int call_own_error(int error);
-
 /* ---- call_message.c ---- */
 
 /* A message has come. 0, or why the session must end. In the thread that polls. */

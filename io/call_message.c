@@ -438,7 +438,7 @@ static int take_begin(struct call_session *session, const struct call_head *head
         return 0;
     int error = gaia_link_expose(link, &span, true, &region);
     if (error && !gaia_link_error(link))
-        error = call_own_error(error);
+        error = gaia_own_error(error);
     pthread_mutex_lock(&session->lock);
     session->posting--;
     session->begun = !error;

@@ -9,13 +9,7 @@
 
 bool call_is_short(int error)
 {
-    return error == -ENOMEM || error == -EMFILE || error == -ENFILE || error == -ENOBUFS ||
-           error == -ENOSPC || error == -EAGAIN;
-}
-
-int call_own_error(int error)
-{
-    return !error || call_is_short(error) ? error : -EAGAIN;
+    return error == gaia_own_error(error);
 }
 
 /* ---- the keeper ---- */

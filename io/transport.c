@@ -264,6 +264,20 @@ static int begin_connecting(struct gaia_transport *transport, const char *peer,
     return 0;
 }
 
+int gaia_own_error(int error)
+{
+    switch (error) {
+    case -ENOMEM:
+    case -EMFILE:
+    case -ENFILE:
+    case -ENOBUFS:
+    case -ENOSPC:
+        return error;
+    default:
+        return -EAGAIN;
+    }
+}
+
 int gaia_link_connect(struct gaia_transport *transport, const char *peer,
                       const struct gaia_link_options *options, struct gaia_link **link_out)
 {

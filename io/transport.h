@@ -156,6 +156,11 @@ struct gaia_link_options {
  * that connects, or at the other. */
 size_t gaia_link_memory(const struct gaia_transport *transport, const struct gaia_link_options *options);
 
+/* What this end's own kernel or device has refused, and the peer nothing: there are errors of all kinds, and
+ * none is a sign that the peer does not run, nor to the peer that this end does not. One of a lack
+ * (-ENOMEM, -EMFILE, -ENFILE, -ENOBUFS, -ENOSPC) as it is; -EAGAIN for any other. */
+int gaia_own_error(int error);
+
 /* Connect to a transport that listens at peer (written as config.address). Waits up to timeout_ms. 0; or
  * -EINVAL, -ECONNREFUSED (nobody listens there, or no carrier of this kind), -EAGAIN (RDMA: the kernel or
  * the device makes no connection now, there or here, and somebody may listen), -EPROTONOSUPPORT (the peer

@@ -68,11 +68,8 @@ void rdma_take_cm_events(struct gaia_transport *transport);
 /* Why a connection was rejected: 0, the peer says so itself, in the bytes that came along; -ECONNREFUSED,
  * nobody listens there; or -EAGAIN: somebody may, and it is to be tried again. */
 int rdma_rejection(int reason, const void *bytes, size_t length);
-/* What this end's own kernel or device has refused, for a connection that is wanted: -ENOMEM and its like, or
- * -EAGAIN. */
-int rdma_own_error(int error);
 /* Why a connection that was asked for has failed at this end: by rdma_connect(), or after it. With InfiniBand
- * and RoCE that is rdma_own_error(): a peer that does not answer, or refuses, has an event of its own.
+ * and RoCE that is gaia_own_error(): a peer that does not answer, or refuses, has an event of its own.
  * iWARP's is one of TCP: some drivers connect at once (siw), or tell in this way of a machine that does not
  * answer (cxgb4, qedr), so what the peer or the way there lacks is among it. */
 int rdma_connection_error(const struct ibv_context *verbs, int error);

@@ -72,26 +72,10 @@ static void name_of(const struct sockaddr *address, char *name_out, size_t size)
 
 /* ---- begin ---- */
 
-/* Whatever it is, and there are errors of all kinds, it is no sign that the peer does not run; nor is it one
- * to the peer that this end does not. */
-int rdma_own_error(int error)
-{
-    switch (error) {
-    case -ENOMEM:
-    case -EMFILE:
-    case -ENFILE:
-    case -ENOBUFS:
-    case -ENOSPC:
-        return error;
-    default:
-        return -EAGAIN;
-    }
-}
-
 int rdma_connection_error(const struct ibv_context *verbs, int error)
 {
     if (verbs->device->transport_type != IBV_TRANSPORT_IWARP)
-        return rdma_own_error(error);
+        return gaia_own_error(error);
     switch (error) {
     case -ECONNREFUSED:
     case -ECONNRESET:
@@ -103,7 +87,7 @@ int rdma_connection_error(const struct ibv_context *verbs, int error)
     case -EBUSY: /* qedr's word for it */
         return -ETIMEDOUT;
     default:
-        return rdma_own_error(error);
+        return gaia_own_error(error);
     }
 }
 
@@ -170,7 +154,7 @@ static int no_way(int error)
     if (error == ENODEV)
         return -EHOSTUNREACH;
     return error == EHOSTUNREACH || error == ENETUNREACH || error == ETIMEDOUT ? -error
-                                                                               : rdma_own_error(-error);
+                                                                               : gaia_own_error(-error);
 }
 
 int rdma_begin(struct gaia_link *link, unsigned number, const char *peer)
@@ -192,7 +176,7 @@ int rdma_begin(struct gaia_link *link, unsigned number, const char *peer)
     struct rdma_queue *own = queue->own;
     if (rdma_create_id(rdma->channel, &own->id, (void *)(uintptr_t)queue->id, RDMA_PS_TCP)) {
         own->id = NULL;
-        return transport_say(rdma_own_error(-errno), "rdma_create_id: %s", strerror(errno));
+        return transport_say(gaia_own_error(-errno), "rdma_create_id: %s", strerror(errno));
     }
     if (from.ss_family == AF_INET)
         ((struct sockaddr_in *)&from)->sin_port = 0;
@@ -225,10 +209,10 @@ static int resolved(struct link_queue *queue)
                              queue->link->transport->limits.device);
     error = rdma_queue_make(queue, own->id);
     if (error)
-        return rdma_own_error(error);
+        return gaia_own_error(error);
     set_ack_timeout(own->id);
     if (rdma_resolve_route(own->id, (int)queue->link->transport->config.timeout_ms))
-        return transport_say(rdma_own_error(-errno), "rdma_resolve_route: %s", strerror(errno));
+        return transport_say(gaia_own_error(-errno), "rdma_resolve_route: %s", strerror(errno));
     return 0;
 }
 
@@ -319,7 +303,7 @@ static void asked(struct gaia_transport *transport, struct cm_event *event)
     }
     error = accept_queue(queue, event, &answer);
     if (error) { /* it is told why, and does not take this side for one that is down */
-        answer = link_refusal(rdma_own_error(error));
+        answer = link_refusal(gaia_own_error(error));
         rdma_reject(event->id, &answer, sizeof answer);
         link_end(queue->link, error, "%s", gaia_transport_why());
     }

@@ -142,9 +142,9 @@ static void test_refusals_of_the_own_device(void **state)
 
     (void)state;
     for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
-        assert_true(call_is_short(rdma_own_error(-errors[i])));
+        assert_true(call_is_short(gaia_own_error(-errors[i])));
     for (unsigned i = 0; i < sizeof lacks / sizeof *lacks; i++)
-        assert_int_equal(rdma_own_error(-lacks[i]), -lacks[i]);
+        assert_int_equal(gaia_own_error(-lacks[i]), -lacks[i]);
 }
 
 /* Nobody else can write to what is read into, but where a NIC could not read otherwise. */
