@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What transport_rdma.c (device, memory, work requests, completions) and transport_rdma_cm.c (connections)
- * share. */
+/* What the four files of the RDMA carrier share. transport_rdma.c itself has queues, work requests and their
+ * completions. */
 #ifndef GAIAFS_IO_TRANSPORT_RDMA_H
 #define GAIAFS_IO_TRANSPORT_RDMA_H
 
@@ -54,6 +54,16 @@ struct rdma_queue {
     struct ibv_sge *pieces;
 };
 
+/* The entries of a ring with room for so many. */
+static inline uint32_t rdma_ring(uint32_t least)
+{
+    uint32_t n = 1;
+
+    while (n < least)
+        n *= 2;
+    return n;
+}
+
 /* What was put into a completion queue's entry: which queue, and which work request of it. */
 #define RDMA_RECEIVE ((uint32_t)1 << 31)
 #define RDMA_NUMBER (RDMA_RECEIVE - 1)
@@ -74,16 +84,28 @@ int rdma_rejection(int reason, const void *bytes, size_t length);
  * answer (cxgb4, qedr), so what the peer or the way there lacks is among it. */
 int rdma_connection_error(const struct ibv_context *verbs, int error);
 
-/* transport_rdma.c: what memory that is read into is registered with. iWARP brings what was read as a write
- * of the peer's, and its NICs refuse that where no peer may write. */
+/* transport_rdma_memory.c: what memory that is read into is registered with. iWARP brings what was read as a
+ * write of the peer's, and its NICs refuse that where no peer may write. */
 int rdma_sink_access(enum ibv_transport_type type);
-/* Make a queue's queue pair; id is bound to a device. Let go of all that it has. */
-int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id);
-void rdma_queue_free(struct link_queue *queue);
 /* The link's buffers and protection domain, if it has none yet. */
 int rdma_link_make(struct gaia_link *link);
-void rdma_poll_cq(struct gaia_transport *transport);
-/* The device has gone: all links end, and there are no others. */
+/* Of the carrier (struct carrier). */
+size_t rdma_link_memory(const struct gaia_link_options *options);
+int rdma_remember(struct gaia_memory *memory);
+void rdma_forget(struct gaia_memory *memory);
+int rdma_expose(struct gaia_link *link, const struct gaia_span *span, struct link_region *region);
+void rdma_conceal(struct gaia_link *link, struct link_region *region);
+
+/* transport_rdma_device.c: it has gone: all links end, and there are no others. */
 void rdma_die(struct gaia_transport *transport);
+/* Of the carrier. */
+int rdma_open(struct gaia_transport *transport);
+void rdma_close(struct gaia_transport *transport);
+void rdma_tick(struct gaia_transport *transport, uint64_t now_ns);
+
+/* transport_rdma.c: make a queue's queue pair; id is bound to a device. Let go of all that it has. */
+int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id);
+void rdma_queue_free(struct link_queue *queue);
+void rdma_poll_cq(struct gaia_transport *transport);
 
 #endif
