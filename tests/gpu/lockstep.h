@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <sched.h>
 #include <ucontext.h>
 #include <vector>
@@ -30,7 +31,6 @@
 #else
 #define __tsan_get_current_fiber() nullptr
 #define __tsan_create_fiber(flags) nullptr
-#define __tsan_destroy_fiber(fiber) (void)(fiber)
 #define __tsan_switch_to_fiber(fiber, flags) (void)(fiber)
 #define __tsan_acquire(address) (void)(address)
 #define __tsan_release(address) (void)(address)
@@ -51,13 +51,19 @@ class lockstep
 
     lockstep(unsigned warps, uint64_t seed) : random_(seed | 1), count_(warps * 32), lanes_(new lane[count_])
     {
-        for (size_t i = 0; i < count_; i++)
+        for (size_t i = 0; i < count_; i++) {
             lanes_[i].stack = new char[STACK];
+            lanes_[i].fiber = take_fiber();
+        }
     }
     ~lockstep()
     {
-        for (size_t i = 0; i < count_; i++)
+        std::lock_guard<std::mutex> guard(spare_lock_);
+
+        for (size_t i = 0; i < count_; i++) {
+            spare_.push_back(lanes_[i].fiber);
             delete[] lanes_[i].stack;
+        }
         delete[] lanes_;
     }
     lockstep(const lockstep &) = delete;
@@ -70,20 +76,18 @@ class lockstep
         main_fiber_ = __tsan_get_current_fiber();
         for (lane *one = lanes_; one < lanes_ + count_; one++) {
             one->kind = RUNS;
-            one->fiber = __tsan_create_fiber(0);
             __tsan_release(one);
-            getcontext(&one->context);
-            one->context.uc_stack.ss_sp = one->stack;
-            one->context.uc_stack.ss_size = STACK;
-            one->context.uc_link = nullptr;
-            makecontext(&one->context, enter, 0);
+            one->place.has_begun = false;
+            getcontext(&one->place.start);
+            one->place.start.uc_stack.ss_sp = one->stack;
+            one->place.start.uc_stack.ss_size = STACK;
+            one->place.start.uc_link = nullptr;
+            makecontext(&one->place.start, enter, 0);
         }
         while (step())
             continue;
-        for (lane *one = lanes_; one < lanes_ + count_; one++) {
+        for (lane *one = lanes_; one < lanes_ + count_; one++)
             __tsan_acquire(one);
-            __tsan_destroy_fiber(one->fiber);
-        }
         now = nullptr;
     }
     LOCKSTEP_UNSEEN uint32_t thread() const
@@ -110,7 +114,7 @@ class lockstep
         if (named)
             __tsan_release(&own.stack);
         __tsan_switch_to_fiber(main_fiber_, LOCKSTEP_ORDERS_NOTHING);
-        swapcontext(&own.context, &main_);
+        swap(own.place, main_);
         if (kind == BARRIER)
             __tsan_acquire(this);
         for (; named; named &= named - 1)
@@ -126,9 +130,33 @@ class lockstep
 
   private:
     static constexpr size_t STACK = 64 << 10;
+    /* Fibers that no lane has. To make one takes TSan longer than most kernels run, and the more there ever
+     * were, the longer everything takes it. */
+    static inline std::mutex spare_lock_;
+    static inline std::vector<void *> spare_;
+
+    LOCKSTEP_UNSEEN static void *take_fiber()
+    {
+        std::lock_guard<std::mutex> guard(spare_lock_);
+
+        if (spare_.empty())
+            return __tsan_create_fiber(0);
+        void *fiber = spare_.back();
+        spare_.pop_back();
+        return fiber;
+    }
+
+    /* Where a coroutine goes on: where it left, by the compiler's own setjmp(). swapcontext(), which would
+     * do, asks the kernel for the mask of signals each time, a third of all the time that these tests took.
+     */
+    struct place {
+        ucontext_t start;
+        void *left[5];
+        bool has_begun;
+    };
 
     struct lane {
-        ucontext_t context;
+        struct place place;
         char *stack;
         state kind;
         uint32_t mask, from, result;
@@ -140,10 +168,23 @@ class lockstep
     size_t count_;
     lane *lanes_;
     std::function<void()> kernel_;
-    ucontext_t main_;
+    place main_ = {{}, {}, true};
     void *main_fiber_ = nullptr;
     uint32_t current_ = 0;
 
+    [[noreturn]] __attribute__((noinline)) LOCKSTEP_UNSEEN static void go_to(place &to)
+    {
+        if (to.has_begun)
+            __builtin_longjmp(to.left, 1);
+        to.has_begun = true;
+        setcontext(&to.start);
+        abort();
+    }
+    __attribute__((noinline)) LOCKSTEP_UNSEEN static void swap(place &from, place &to)
+    {
+        if (!__builtin_setjmp(from.left))
+            go_to(to);
+    }
     LOCKSTEP_UNSEEN static void enter()
     {
         lockstep *self = now;
@@ -195,7 +236,7 @@ class lockstep
         current_ = (uint32_t)at;
         lanes_[at].kind = RUNS;
         __tsan_switch_to_fiber(lanes_[at].fiber, LOCKSTEP_ORDERS_NOTHING);
-        swapcontext(&main_, &lanes_[at].context);
+        swap(main_, lanes_[at].place);
         if (lanes_[at].kind == BARRIER)
             barrier();
         else if (lanes_[at].kind >= SYNC)

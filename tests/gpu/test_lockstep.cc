@@ -285,7 +285,7 @@ static void small_units(void **)
 static void large_units(void **)
 {
 #ifdef GAIAFS_UNDER_TSAN /* for each quad */
-    play(GAIA_DEMAND_UNIT_SHIFT_LARGE, so_many(8), 6, 4);
+    play(GAIA_DEMAND_UNIT_SHIFT_LARGE, so_many(4), 6, 4);
 #else
     play(GAIA_DEMAND_UNIT_SHIFT_LARGE, 60, FRAMES_FOR_PINS, 5);
 #endif
