@@ -37,6 +37,12 @@ class Count:
         self.skipped += skipped
 
 
+def compile_modules(python):
+    """Of the tests' modules: there are some thousand processes that begin with them, and each would compile them anew."""
+    folders = [os.path.join(TOP, "tests", name) for name in ("mount", "faults")]
+    subprocess.run([python, "-m", "compileall", "-q", *folders], stdin=subprocess.DEVNULL, check=True)
+
+
 def environment(args):
     env = dict(os.environ)
     env["GAIAFS_BIN"] = os.path.abspath(args.bin)
@@ -183,6 +189,7 @@ def main():
     if not args.mounts:
         run_units(args, env, count)
     if not args.unit:
+        compile_modules(args.python)
         run_mount(args, env, count)
     print(f"{count.passed} passed, {count.failed} failed, {count.skipped} skipped", flush=True)
     return 1 if count.failed or not count.passed else 0

@@ -53,6 +53,14 @@ THINNED = {"cuda_broken": 5, "cuda_cut": 2, "cuda_lanes": 4, "cuda_large": 8, "c
            "device_code": 5, "injection": 5, "networks": 3, "nodes": 5, "nodes_calls": 3, "nodes_deaths": 3, "nodes_names": 3,
            "nodes_random": 3, "nodes_room": 3, "nodes_sizes": 3, "permissions": 4, "sharing": 4}
 SANITIZED = {"injection"}  # more of it there than here
+# What has no parameters here, and is not marked `plain`, is run by its steps with sanitizers only (GAIA_GATE=sanitized).
+ENOUGH_SANITIZED = {"arguments", "clients", "cuda_limits", "deaths", "disks", "fault_path", "fault_threads", "forks"}
+sanitizer_is_enough = pytest.mark.skip(reason="tests/run.sh runs it with a sanitizer: make check")
+
+
+def is_run_sanitized(item):
+    return (item.path.stem.removeprefix("test_") in ENOUGH_SANITIZED and not hasattr(item, "callspec")
+            and not any(item.get_closest_marker(name) for name in ("plain", "skipif")))
 
 
 def pytest_collection_modifyitems(items):
@@ -65,6 +73,9 @@ def pytest_collection_modifyitems(items):
     if not os.environ.get("GAIA_GATE"):
         return
     again = bool(device or os.environ.get("GAIAFS_SANITIZE"))
+    for item in items:
+        if os.environ["GAIA_GATE"] == "sanitized" and not again and is_run_sanitized(item):
+            item.add_marker(sanitizer_is_enough)
     for (file, name), group in groups.items():
         usual = 8 if len(group) >= 8 else 4 if len(group) >= 4 else 2
         one_of = THINNED.get(file, usual) * (3 if again != (file in SANITIZED) else 1)
@@ -274,6 +285,7 @@ def watchdog():
 def pytest_configure(config):
     config.addinivalue_line("markers", "one_of(n): of its parametrizations tests/run.sh runs one of n")
     config.addinivalue_line("markers", "traps: what only a device can do whose touches and first stores are faults")
+    config.addinivalue_line("markers", "plain: of what it looks at a sanitizer's build has other amounts")
     config.addinivalue_line("markers", "whole: no part of it is left out in tests/run.sh")
     config.addinivalue_line("markers", f"limit(seconds): time limit of the test ({LIMIT_S} s without it)")
 

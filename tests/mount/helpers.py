@@ -19,9 +19,6 @@ import sys
 import threading
 import time
 
-if __name__ == "__main__":  # an agent
-    import no_pytest
-    no_pytest.install()
 import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -259,7 +256,7 @@ class Agent:
     the usual modules are known to it; keyword arguments become its global variables."""
 
     def __init__(self, env=None, before=()):
-        self.proc = subprocess.Popen([*before, sys.executable, "-B", os.path.abspath(__file__)], stdin=subprocess.PIPE,
+        self.proc = subprocess.Popen([*before, sys.executable, "-B", os.path.join(HERE, "agent.py")], stdin=subprocess.PIPE,
                                      stdout=subprocess.PIPE, env={**os.environ, **(env or {})})
         self.pid = self.proc.pid
 
@@ -513,6 +510,3 @@ def userfaultfd():
     fcntl.ioctl(fd, 3 << 30 | 24 << 16 | 0xAA << 8 | 0x3F, api)
     return fd
 
-
-if __name__ == "__main__":
-    agent_main()

@@ -15,6 +15,7 @@ import pytest
 
 import gaia
 import helpers
+from conftest import so_much
 from files import make, open_map
 from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, daemon_with_faults,  # noqa: F401
                      descriptors, devices, error_of, functions_of, make_random, memory_kib, read_file, stand_still, standing_still,
@@ -211,6 +212,7 @@ def test_daemon_killed_under_running_kernels(mount, agents):
 
 # --- clients die ------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.plain
 @pytest.mark.limit(90)
 def test_clients_killed_at_random_times(mount, devices, agents):
     m = mount("device_cache=1M")
@@ -535,6 +537,7 @@ def connect_and_exit(path, count, orderly):
         assert status == 0, status
 
 
+@pytest.mark.plain
 def test_clients_that_come_and_go_leave_nothing_behind(mount, agents):
     m = mount("device_cache=1M")
     path = make(m, make_random("come and go").randbytes(MIB))
@@ -543,7 +546,7 @@ def test_clients_that_come_and_go_leave_nothing_behind(mount, agents):
     child.do("connect_and_exit(path, 20, True)", path=path)
     time.sleep(0.3)
     before, before_threads, memory = descriptors(m.pid), threads(m.pid), [memory_kib(m.pid, "VmRSS")]
-    for _ in range(10):
+    for _ in range(so_much(10, 3) if SANITIZED else 10):
         child.do("connect_and_exit(path, 20, True)", path=path)
         memory.append(memory_kib(m.pid, "VmRSS"))
     wait_until(lambda: descriptors(m.pid) <= before, what=f"back to {before} descriptors")

@@ -12,6 +12,7 @@ import time
 import pytest
 
 import gaia
+from conftest import so_much
 from files import make, open_map
 from helpers import PAGE, agents, error_of, functions_of, in_child, make_random, read_file, wait_until, write_file  # noqa: F401
 
@@ -167,7 +168,7 @@ def forks_beside_sessions(paths, count):
 def test_a_child_of_fork_has_nothing_of_sessions_that_come_and_go(mount, agents):
     paths = [make(mount(), bytes(PAGE)) for _ in range(3)]
     child = functions_of(__name__, agents())
-    assert child("forks_beside_sessions(paths, 400)", paths=paths) == 0
+    assert child("forks_beside_sessions(paths, count)", paths=paths, count=so_much(400, 80)) == 0
 
 
 def test_forks_while_other_threads_are_in_calls(mount, agents):
