@@ -99,9 +99,11 @@ NVCC ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 faults := $(BUILD)/faults/mount.gaiafs $(BUILD)/faults/libgaia.so
 wrapped := $(shell sed -n 's/^\(ROW\|REPLY\|PEER\)(\(.*\))$$/-Wl,--wrap=\2/p' tests/faults/rows.h) -Wl,--wrap=free
 
-.PHONY: all check check-long posix helgrind model soak life mutants fuzz bench bench-rdma ptx paging-ptx install uninstall format lint clean tests tools mount-tools benches examples examples-cuda
+.PHONY: all check check-long posix helgrind model soak life mutants fuzz bench bench-rdma ptx paging-ptx install uninstall format lint clean tests units tools mount-tools benches examples examples-cuda
 all: $(BIN)/mount.gaiafs $(BIN)/gaiactl $(so)
 tests: all $(tests) $(cxx_tests) $(tools) $(cxx_tools) $(vm) $(standins) $(faults) $(gpu_own) $(gpu_bench) $(gpu_paging)
+# Of these what the steps of tests/run.sh with a sanitizer need.
+units: all $(tests) $(cxx_tests) $(filter $(BUILD)/tests/mount/%,$(tools)) $(cxx_tools) $(standins) $(faults)
 # Of the tools what mount tests use that need no GPU.
 mount-tools: all $(faults) $(filter $(BUILD)/tests/mount/%,$(tools))
 tools: $(tools) $(cxx_tools) $(vm) $(standins) $(gpu_own) $(gpu_bench) $(gpu_paging)

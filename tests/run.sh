@@ -64,10 +64,10 @@ make -j"$jobs" tests
 } &
 lanes=$!
 {
-    step "build with ASan and UBSan" make -j"$jobs" tests SANITIZE=address
+    step "build with ASan and UBSan" make -j"$jobs" units SANITIZE=address
     # All of it: make check-long.
     step "unit tests, and mounts that end in every way there is, under ASan and UBSan" \
-        make check SANITIZE=address CHECK="--jobs 2 --files $ends"
+        make check NEEDS=units SANITIZE=address CHECK="--jobs 2 --files $ends"
     step "mounts on a GPU that is not there" /usr/bin/python3 -B tests/mount/on_gpu.py
     step "the suite, its second part" make check CHECK="--mounts --files $second"
 } &
@@ -88,9 +88,9 @@ lanes="$lanes $!"
 } &
 lanes="$lanes $!"
 {
-    step "build with TSan" make -j"$jobs" tests SANITIZE=thread
+    step "build with TSan" make -j"$jobs" units SANITIZE=thread
     step "unit tests, and mounts with several clients, devices and threads, under TSan" \
-        make check SANITIZE=thread CHECK="--jobs 2 --without consistency --files $threads"
+        make check NEEDS=units SANITIZE=thread CHECK="--jobs 2 --without consistency --files $threads"
     # It has two processors to emulate, and in it nodes wait for each other for some seconds and no longer.
     step "RDMA in a virtual machine" nice -n -10 python3 -B tests/vm/rdma.py
     step "the suite, its fourth part" make check CHECK="--mounts --files $fourth"

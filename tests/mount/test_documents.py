@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from conftest import BIN, TOP
+from conftest import BIN, ENOUGH_SANITIZED, TOP
 from helpers import kernel_at_least
 
 DOCUMENTS = ("README.md", "docs", "examples", "tests")
@@ -275,6 +275,11 @@ def test_posix_page_has_what_is_not_let_through(mount):
         os.close(listener)
     for one in fd, other:
         os.close(one)
+
+
+def test_what_the_gate_leaves_to_sanitizers_has_a_step_with_one():
+    steps = re.findall(r"^(?:ends|threads)=(\S+)$", text_of("tests/run.sh"), re.M)
+    assert len(steps) == 2 and ENOUGH_SANITIZED <= set(",".join(steps).split(","))
 
 
 def test_check_long_ends_in_debian_13():
