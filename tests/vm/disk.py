@@ -105,6 +105,11 @@ class Disk:
                 error = 22
             connection.sendall(struct.pack(">IIQ", 0x67446698, error, cookie) + data)
 
+    def unflushed(self, position):
+        """Writes that a cut there may lose."""
+        since = next((i for i in range(position, 0, -1) if self.log[i - 1] is None), 0)
+        return sum(not write[2] for write in self.log[since:position])
+
     def cut(self, position, seed):
         """What is on the medium when the power is cut there."""
         rng = random.Random(seed)

@@ -35,6 +35,7 @@ DISK_BYTES = 48 * MIB
 SLOT_BYTES = 8 * MIB  # of what the second machine gives out of a disk
 FILE_BYTES = 24 * PAGE
 LINE = 64  # even lines are written by the CPU, odd ones by the device: pages are shared, bytes are not
+UNFLUSHED = 3  # writes: a cut there hardly ever loses none
 LIMIT_S = 100
 O_WRONLY, O_RDWR, O_CREAT, O_SYNC, O_DSYNC, O_DIRECTORY = 1, 2, 0o100, 0o4010000, 0o10000, 0o200000
 ALL = ("write", "store", "released")
@@ -370,20 +371,20 @@ def work(parts, kernel, initramfs, folder, base, rng, seconds):
 
 
 def cuts_of(part, rng):
-    """Positions of the disk's log: its end, and right after an answer of each kind of promise in turn: what came to the
-    disk a moment later does not help there. And one anywhere, in the middle of what is under way."""
+    """Positions of the disk's log: its end; one with writes before it that were not flushed; and right after an answer of each
+    kind of promise in turn: what came to the disk a moment later does not help there."""
     answers = {}
     for worker in part.workers:
         for when, _, name, _ in worker.history:
             if when and name:
                 answers.setdefault(name, []).append(when)
     end = len(part.disk.log)
-    anywhere = min(min(each) for each in answers.values())
-    answers["anywhere"] = [rng.randint(anywhere, end)]
+    began = min(min(each) for each in answers.values())
+    anywhere = [at for at in range(began, end) if part.disk.unflushed(at) >= UNFLUSHED] or list(range(began, end + 1))
     names = sorted(answers)
     rng.shuffle(names)
-    return [(end, "its end")] + [
-        (rng.choice(answers[name]), name) for name in (names[i % len(names)] for i in range(part.cuts - 1))]
+    return [(end, "its end"), (rng.choice(anywhere), "anywhere")] + [
+        (rng.choice(answers[name]), name) for name in (names[i % len(names)] for i in range(part.cuts - 2))]
 
 
 def read_back(kernel, initramfs, folder, images):
