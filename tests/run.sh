@@ -17,7 +17,7 @@ threads=clients,deaths,fault_threads,forks,nodes_babble,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_lanes,cuda_paging,cuda_search,nodes_slow,rules
-third=cuda_large,cuda_limits,deaths,leaving,mount,networks,nodes,nodes_deaths,nodes_words,nodes_parting,nodes_still,nodes_writers,nodes_zombies
+third=cuda_large,cuda_limits,deaths,descriptors,devices,disks,leaving,mount,networks,nodes,nodes_deaths,nodes_words,nodes_parting,nodes_still,nodes_writers,nodes_zombies
 fourth=frozen,nodes_apart,nodes_calls,nodes_lists,nodes_members,nodes_names,nodes_nemesis,nodes_random,nodes_room,nodes_sizes,passthrough_devices
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=sanitized # there are steps with sanitizers, too
