@@ -37,10 +37,11 @@ class Count:
         self.skipped += skipped
 
 
-def compile_modules(python):
-    """Of the tests' modules: there are some thousand processes that begin with them, and each would compile them anew."""
-    folders = [os.path.join(TOP, "tests", name) for name in ("mount", "faults")]
-    subprocess.run([python, "-m", "compileall", "-q", *folders], stdin=subprocess.DEVNULL, check=True)
+def compile_modules(args):
+    """Those of the tests: there are some thousand processes that begin with them, and each would compile them anew. So they do
+    where nothing can be written."""
+    folders = [args.folder, os.path.join(TOP, "tests", "faults")]
+    subprocess.run([args.python, "-m", "compileall", "-q", *folders], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
 
 
 def environment(args):
@@ -189,7 +190,7 @@ def main():
     if not args.mounts:
         run_units(args, env, count)
     if not args.unit:
-        compile_modules(args.python)
+        compile_modules(args)
         run_mount(args, env, count)
     print(f"{count.passed} passed, {count.failed} failed, {count.skipped} skipped", flush=True)
     return 1 if count.failed or not count.passed else 0
