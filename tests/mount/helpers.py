@@ -509,4 +509,3 @@ def userfaultfd():
     struct.pack_into("=QQQ", api, 0, 0xAA, features, 0)
     fcntl.ioctl(fd, 3 << 30 | 24 << 16 | 0xAA << 8 | 0x3F, api)
     return fd
-

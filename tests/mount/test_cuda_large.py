@@ -47,7 +47,8 @@ def test_what_is_placed_is_the_file(gpu, writable, cached):
     rng = make_random("large")
     content = bytearray(rng.randbytes(SIZE + 1234))
     path = make(m, bytes(content))
-    for first, length in ((5, SIZE - 9 * PAGE), (SIZE // PAGE - 3000, 3000 * PAGE), (0, SIZE + 1234))[so_much(0, 1):]:
+    ranges = ((5, SIZE - 9 * PAGE), (SIZE // PAGE - 3000, 3000 * PAGE), (0, SIZE + 1234))
+    for first, length in ranges[so_much(0, 1):]:
         if not cached and not m.nodes:
             cold(m, "f")
         program = gpu.agent()

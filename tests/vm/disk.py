@@ -105,15 +105,18 @@ class Disk:
                 error = 22
             connection.sendall(struct.pack(">IIQ", 0x67446698, error, cookie) + data)
 
+    def flushed(self, position):
+        """How much of the log before it is on the medium for certain: up to the last flush."""
+        return next((i for i in range(position, 0, -1) if self.log[i - 1] is None), 0)
+
     def unflushed(self, position):
         """Writes that a cut there may lose."""
-        since = next((i for i in range(position, 0, -1) if self.log[i - 1] is None), 0)
-        return sum(not write[2] for write in self.log[since:position])
+        return sum(not write[2] for write in self.log[self.flushed(position):position])
 
     def cut(self, position, seed):
         """What is on the medium when the power is cut there."""
         rng = random.Random(seed)
-        flushed = max((i for i in range(position) if self.log[i] is None), default=-1)
+        flushed = self.flushed(position)
         image = bytearray(self.base)
         dropped = 0
         for i in range(position):
