@@ -89,8 +89,7 @@ static bool was_stale(const struct source *source, size_t run)
     for (size_t at = 0; at < grain; at++)
         if ((uint8_t)(bytes[at] - lows[run]) > span)
             return false;
-    atomic_fetch_add(&shared->stale, 1);
-    return true;
+    return atomic_fetch_add(&shared->stale, 1) < STALE_MAX; /* others may have looked meanwhile */
 }
 
 /* bytes: what a reader got after take_lows(). */
