@@ -90,14 +90,13 @@ bool nodes_has_met(const struct nodes *nodes, unsigned member)
 
 #define WARNING (CALL_WHY + MEMBER_NAME_MAX + 40)
 
-/* What does not mean that nobody runs there: a stranger has its address, or a node with another list, or one
- * that is at odds with others; this node's own device has gone, or is none that leads there; or nothing comes
- * from there, nor from its machine.
- */
+/* What does not mean that nobody runs there, as a refused connection does: a stranger has its address, or a
+ * node with another list, or one that is at odds with others, or something that answers what no node says;
+ * this node's own device has gone, or is none that leads there; or nothing comes from there, nor from its
+ * machine. */
 static bool is_doubtful(int error)
 {
-    return error == -EPERM || meet_refused(error) || odds_says(error) || error == -ENODEV ||
-           error == -EXDEV || error == -ETIMEDOUT || error == -EHOSTUNREACH || error == -ENETUNREACH;
+    return error && error != -ECONNREFUSED && !meet_lives(error);
 }
 
 /* For people, the first time in a row: whoever likes may have the address of a node that does not run; and
@@ -175,8 +174,10 @@ static int connect_home(struct nodes *nodes, unsigned member)
     int before = home->error;
     home->greeting = NULL;
     home->connecting = false;
-    if (!error && (call_session_error(session) || home->session || !home->listed))
+    if (!error && (call_session_error(session) || home->session || !home->listed)) {
         error = -EIO;
+        snprintf(why, sizeof why, "it was met, and is no more");
+    }
     if (!error) {
         home->session = session;
         home->met = true;

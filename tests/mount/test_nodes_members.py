@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -27,6 +28,20 @@ came, _ = listening.accept()
 print("heard", len(came.recv(4096)), flush=True)
 while True:
     came = listening.accept()
+"""
+
+# A program of the node's own user that answers each that comes with what is no HELLO.
+BABBLER = """
+import socket, sys
+listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listening.bind("\\0" + sys.argv[1])
+listening.listen()
+print("listens", flush=True)
+while True:
+    came, _ = listening.accept()
+    came.recv(4096)
+    came.send(b"no HELLO")
+    came.close()
 """
 
 
@@ -372,6 +387,24 @@ def test_another_users_process_is_no_node(cluster):
         assert listens.stdout.readline() == "heard 0\n"
         said = [line for line in nodes[0].log_text().splitlines() if "node b is taken to be down" in line]
         assert len(said) == 1 and "of user 65534" in said[0], nodes[0].log_text()
+        assert not statistics(nodes[0].mnt)["nodes"]["nodes"][1]["home"]
+        nodes.make(pattern(PAGE), home=1)
+        assert read_file(nodes.path(0)) == pattern(PAGE)
+    finally:
+        listens.kill()
+        listens.wait()
+
+
+def test_what_answers_as_no_node_does_is_no_node(cluster):
+    """Homes are chosen without it, and the log says so, once: it may be a node whose program is broken."""
+    nodes = cluster(2, "timeout=0,peer_timeout=2", only=[])
+    listens = subprocess.Popen([sys.executable, "-c", BABBLER, nodes.addresses[1][len("local:"):]], stdout=subprocess.PIPE, text=True)
+    try:
+        assert listens.stdout.readline() == "listens\n"
+        nodes.mount(0)
+        time.sleep(2)  # it tries again and again
+        said = [line for line in nodes[0].log_text().splitlines() if "node b is taken to be down" in line]
+        assert len(said) == 1 and "HELLO" in said[0], nodes[0].log_text()
         assert not statistics(nodes[0].mnt)["nodes"]["nodes"][1]["home"]
         nodes.make(pattern(PAGE), home=1)
         assert read_file(nodes.path(0)) == pattern(PAGE)
