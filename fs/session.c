@@ -345,6 +345,18 @@ static void stop_notifications(struct fs *fs)
     pthread_rwlock_unlock(&fs->notify_gate);
 }
 
+/* Whether the kernel still has the mount: then it has others, as a container's copy or a bind mount. It ends
+ * the connection with the last of them. */
+static bool is_mounted_elsewhere(struct fs *fs)
+{
+    struct pollfd device = {.fd = fuse_session_fd(fs->session)};
+    int n;
+
+    while ((n = poll(&device, 1, 0)) < 0 && errno == EINTR)
+        ;
+    return n == 0;
+}
+
 /* Unmounts while the session still serves: what the kernel writes back on the way must be answered. True when
  * the mount is gone and the session ends by itself. */
 static bool unmount_served(struct fs *fs)
@@ -354,8 +366,13 @@ static bool unmount_served(struct fs *fs)
     /* Another filesystem may lie over ours; that one is not ours to unmount. */
     if (!fs->as_root || mountinfo_device(fs->mount_path, &device) < 0 || device != fs->mount_dev)
         return false;
-    if (umount2(fs->mount_path, UMOUNT_NOFOLLOW) == 0)
-        return true;
+    if (umount2(fs->mount_path, UMOUNT_NOFOLLOW) == 0) {
+        if (!is_mounted_elsewhere(fs))
+            return true;
+        fs_log(LOG_NOTICE, "%s is mounted elsewhere, too: what uses it there ends with ENOTCONN",
+               fs->mount_path);
+        return false;
+    }
     if (errno != EBUSY)
         fs_log(LOG_WARNING, "unmounting %s: %s: detached instead", fs->mount_path, strerror(errno));
     else
@@ -364,8 +381,6 @@ static bool unmount_served(struct fs *fs)
     fs_each_inode(fs, drop_pages, fs);
     if (umount2(fs->mount_path, MNT_DETACH | UMOUNT_NOFOLLOW))
         fs_log(LOG_WARNING, "detaching %s: %s: umount -l it by hand", fs->mount_path, strerror(errno));
-    /* What was stored through mappings up to here. */
-    fs_each_inode(fs, drop_pages, fs);
     return false;
 }
 
@@ -430,8 +445,9 @@ static void *stop_on_signal(void *argument)
     flusher_kill(fs);
     if (unmount_served(fs))
         return NULL;
-    if (!fs->as_root)
-        fs_each_inode(fs, drop_pages, fs);
+    /* What was stored through mappings up to here, also where the mount is at its place no more: programs may
+     * have it yet. */
+    fs_each_inode(fs, drop_pages, fs);
     stop_notifications(fs);
     loop_stop(&stopper->loop);
     return NULL;

@@ -90,6 +90,60 @@ def test_signal_with_dirty_mapping_of_another_process(mount, unlinked):
     assert "busy" in m.log_text()
 
 
+def hide(m, how, workdir):
+    """The mount is at its place no more; the commands that undo it."""
+    if how == "detached":
+        subprocess.run(["umount", "-l", m.mnt], check=True)
+        return []
+    if how == "covered":
+        subprocess.run(["mount", "-t", "tmpfs", "over", m.mnt], check=True)
+        return [["umount", m.mnt], ["umount", "-l", m.mnt]]
+    aside = os.path.join(workdir, "aside")
+    os.mkdir(aside)
+    subprocess.run(["mount", "--bind", aside, aside], check=True)
+    subprocess.run(["mount", "--bind", m.mnt, aside], check=True)
+    return [["umount", "-l", aside]] * 2
+
+
+@needs_root
+@pytest.mark.whole
+@pytest.mark.parametrize("how", ["detached", "covered", "bound"])
+def test_signal_with_dirty_mapping_of_a_mount_that_is_hidden(mount, workdir, how):
+    """umount -l before, as long as a program has files of it; or something lies over it; or it has another place, too."""
+    m = mount()
+    path = os.path.join(m.mnt, "f")
+    write_file(path, b"." * 4096 * 50)
+    process = subprocess.Popen([sys.executable, "-c", STORER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    undo = []
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        undo = hide(m, how, workdir)
+        os.kill(m.pid, signal.SIGTERM)
+        assert m.proc.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        for command in undo:
+            subprocess.run(command, check=True)
+    assert read_file(os.path.join(m.data, "f")) == (b"stored" + b"." * 4090) * 50
+
+
+@needs_root
+def test_a_signal_ends_a_mount_that_has_a_copy(mount, agents):
+    """As in a container, which keeps it there: the daemon ends all the same, as where programs keep it."""
+    m = mount("passthrough=off")
+    write_file(os.path.join(m.mnt, "f"), bytes(5))
+    with subprocess.Popen([*APART, "sh", "-c", f"echo here; read -r _; cat {m.mnt}/f"], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"here\n"
+        agents().do("fd = os.open(path, os.O_RDWR)\nmap = gaia.Device('soft:0').mmap(fd, 5)\nmap[:] = b'STORE'\nmap.release()\n"
+                    "map.unmap()\nos.close(fd)", path=os.path.join(m.mnt, "f"))
+        os.kill(m.pid, signal.SIGTERM)
+        assert m.proc.wait(20) == 0 and not m.mounted() and "mounted elsewhere" in m.log_text()
+        assert read_file(os.path.join(m.data, "f")) == b"STORE"
+        assert b"not connected" in holder.communicate(b"\n")[1]
+
+
 @needs_root
 def test_the_directorys_lock_tells_when_all_is_there(mount, agents):
     """umount(8) is back before what devices hold is in the data directory: `flock DATADIR true` waits for that."""
