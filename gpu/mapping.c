@@ -24,7 +24,8 @@ static pthread_mutex_t table_lock =
     LOCK_INITIALIZER(LOCK_TABLE); /* guards the table and mappings' references */
 static struct extent *table;      /* ascending addresses, no overlaps */
 static size_t table_count, table_room;
-static LIST_HEAD(, gaia_device) devices; /* open ones; guarded by that lock, too */
+static LIST_HEAD(, gaia_device) devices;  /* open ones; guarded by that lock, too */
+static LIST_HEAD(, gaia_mapping) leaving; /* not in the table any more, or never; likewise */
 
 /* Room for `more` further extents. Lock held. */
 static int table_reserve(size_t more)
@@ -60,10 +61,12 @@ static void table_insert(size_t at, struct extent extent)
     memmove(&table[at + 1], &table[at], (table_count - at) * sizeof *table);
     table[at] = extent;
     table_count++;
+    extent.mapping->extents++;
 }
 
 static void table_delete(size_t at)
 {
+    table[at].mapping->extents--;
     table_count--;
     memmove(&table[at], &table[at + 1], (table_count - at) * sizeof *table);
 }
@@ -105,6 +108,8 @@ int gaia_mapping_insert(struct gaia_mapping *mapping)
     int error = mapping->device->closed ? -EINVAL : mapping->session->dead ? -ENOTCONN : table_reserve(1);
     if (!error)
         table_insert(table_at(mapping->address), (struct extent){mapping->address, mapping->length, mapping});
+    else
+        LIST_INSERT_HEAD(&leaving, mapping, leave);
     pthread_mutex_unlock(&table_lock);
     return error;
 }
@@ -136,6 +141,9 @@ static void mapping_free(struct gaia_mapping *mapping)
     else if (mapping->driver->drain && !stream_is_here())
         mapping->driver->drain(mapping->device);
     gaia_session_call(mapping->session, &message, NULL);
+    pthread_mutex_lock(&table_lock);
+    LIST_REMOVE(mapping, leave);
+    pthread_mutex_unlock(&table_lock);
     mapping->driver->unmap(mapping);
     munmap(mapping->state, SHARED_PAGE_SIZE);
     descriptors_end(&mapping->file, gaia_session_gone(mapping->session));
@@ -249,9 +257,11 @@ static int close_off(size_t i)
     const struct extent *extent = &table[i];
     struct gaia_mapping *mapping = extent->mapping;
 
-    return mapping->references > 1 || extent->length != mapping->length
-               ? block(mapping, extent->address, extent->length)
-               : 0;
+    int error = mapping->references > 1 || mapping->cut || extent->length != mapping->length
+                    ? block(mapping, extent->address, extent->length)
+                    : 0;
+    mapping->shown |= error != 0;
+    return error;
 }
 
 /* Its mapping, for the caller to put. Lock held. */
@@ -260,6 +270,8 @@ static struct gaia_mapping *take_out(size_t i)
     struct gaia_mapping *mapping = table[i].mapping;
 
     table_delete(i);
+    if (!mapping->extents)
+        LIST_INSERT_HEAD(&leaving, mapping, leave);
     return mapping;
 }
 
@@ -405,20 +417,78 @@ void gaia_mapping_session_died(struct gaia_session *session)
     pthread_mutex_unlock(&table_lock);
 }
 
+static bool overlaps(const struct gaia_mapping *mapping, const uint8_t *address, size_t length)
+{
+    const uint8_t *other = mapping->address;
+
+    return mapping->driver == &gaia_soft_driver && address < other + mapping->length &&
+           other < address + length;
+}
+
+/* One at whose addresses this is: the program has put something into a hole of it, and taken that away again.
+ * What it has around the hole stands there in the table. NULL: none. Lock held. */
+static struct gaia_mapping *find_owner(const uint8_t *address, size_t length)
+{
+    struct gaia_mapping *mapping;
+    size_t i = table_at(address);
+
+    if (i < table_count && overlaps(table[i].mapping, address, length))
+        return table[i].mapping;
+    if (i && overlaps(table[i - 1].mapping, address, length))
+        return table[i - 1].mapping;
+    LIST_FOREACH (mapping, &leaving, leave)
+        if (overlaps(mapping, address, length))
+            break;
+    return mapping;
+}
+
+/* Take what was mapped there away: what of it is the other mapping's is blocked, as it was before, so that
+ * nothing else comes there. 0 or -ENOMEM. Lock held. */
+static int give_back(struct gaia_mapping *mapping, uint8_t *address, size_t length)
+{
+    uint8_t *end = address + length, *other = mapping->address, *other_end = other + mapping->length;
+    uint8_t *from = address > other ? address : other, *to = end < other_end ? end : other_end;
+
+    int error = block(mapping, from, (size_t)(to - from));
+    if (error) {
+        munmap(address, length);
+        return error;
+    }
+    if (from > address)
+        munmap(address, (size_t)(from - address));
+    if (to < end)
+        munmap(to, (size_t)(end - to));
+    return 0;
+}
+
+/* Lock held. */
+static int map(size_t length, int prot, int flags, int fd, off_t offset, void **address_out)
+{
+    void *address = mmap(NULL, length, prot, flags, fd, offset);
+
+    if (address == MAP_FAILED)
+        return errno == EAGAIN ? -ENOMEM : -errno;
+    *address_out = address;
+    if (!madvise(address, length, MADV_DONTFORK))
+        return 0;
+    int error = -errno;
+    munmap(address, length);
+    return error;
+}
+
 int gaia_mapping_map(size_t length, int prot, int flags, int fd, off_t offset, void **address_out)
 {
-    int error = 0;
+    struct gaia_mapping *other = NULL;
+    int error;
 
     pthread_mutex_lock(&table_lock);
-    void *address = mmap(NULL, length, prot, flags, fd, offset);
-    if (address == MAP_FAILED) {
-        error = errno == EAGAIN ? -ENOMEM : -errno;
-    } else if (madvise(address, length, MADV_DONTFORK)) {
-        error = -errno;
-        munmap(address, length);
-    }
+    do { /* each time there is a hole less */
+        error = map(length, prot, flags, fd, offset, address_out);
+        other = error ? NULL : find_owner(*address_out, length);
+        if (other)
+            error = give_back(other, *address_out, length);
+    } while (other && !error);
     pthread_mutex_unlock(&table_lock);
-    *address_out = address;
     return error;
 }
 
@@ -432,6 +502,7 @@ void gaia_mapping_after_fork(bool child)
     if (child) { /* which has none of the mappings (MADV_DONTFORK) */
         table_count = 0;
         LIST_INIT(&collecting);
+        LIST_INIT(&leaving);
         LIST_INIT(&devices);
         lock_init(&table_lock, LOCK_TABLE);
     } else {

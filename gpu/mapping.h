@@ -38,9 +38,12 @@ struct gaia_mapping {
     size_t length; /* whole pages */
     size_t bytes;  /* as asked for: what a view of it has, whatever is unmapped later */
     off_t offset;
-    /* Under the table's lock, as are the next two: of those that are being collected for the last time. */
+    /* Under the table's lock, as are the next ones: of those that are being collected for the last time. */
     LIST_ENTRY(gaia_mapping) link;
-    unsigned references; /* extents and calls under way */
+    LIST_ENTRY(gaia_mapping) leave; /* of those that are in the table no more */
+    unsigned extents;               /* in the table */
+    bool shown;                     /* a part that was unmapped could not be blocked */
+    unsigned references;            /* extents and calls under way */
     unsigned cut; /* 0: none of its addresses was blocked yet; else a number of 15 bits, which few have */
     /* state->changes as of the last acquire of the whole mapping; 0: none yet. */
     _Atomic uint64_t changes_seen;
@@ -90,8 +93,9 @@ void gaia_mapping_take_back(void *address);
 int gaia_mapping_each_daemon(const struct gaia_device *device,
                              int (*fn)(struct gaia_session *session, void *context), void *context);
 
-/* mmap() of what no child of fork() gets: none comes in between. 0 or a negative errno; -ENOMEM also where no
- * more memory may be locked, which Linux calls EAGAIN (mlockall()). */
+/* mmap() of what no child of fork() gets: none comes in between. Not at addresses of a soft device's mapping,
+ * of which the program may have given some away. 0 or a negative errno; -ENOMEM also where no more memory may
+ * be locked, which Linux calls EAGAIN (mlockall()). */
 int gaia_mapping_map(size_t length, int prot, int flags, int fd, off_t offset, void **address_out);
 
 /* Around a fork: the table stands still. In the child nothing is mapped any more. */

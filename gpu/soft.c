@@ -163,11 +163,13 @@ static int block_range(const struct gaia_mapping *mapping, int file, void *addre
     return 0;
 }
 
-/* Whether a line of /proc/thread-self/maps is of ours: blocked addresses, or those that could not be. */
-static bool is_ours(const char *line, uint64_t at, uint64_t blocked)
+/* Whether a line of /proc/thread-self/maps is of ours: blocked addresses, or those that could not be. (Where
+ * all could be, what looks so is another mapping's.) */
+static bool is_ours(const struct gaia_mapping *mapping, const char *line, uintptr_t first, uint64_t at)
 {
-    return strstr(line, BLOCKED) ? at == blocked
-                                 : strstr(line, "/memfd:gaiafs:frames ") || strstr(line, "/memfd:gaia:gone ");
+    return strstr(line, BLOCKED) ? at == (uint64_t)blocked_at(mapping, first)
+                                 : mapping->shown && (strstr(line, "/memfd:gaiafs:frames ") ||
+                                                      strstr(line, "/memfd:gaia:gone "));
 }
 
 /* What was blocked is free for others, but for what the program has put there with MAP_FIXED, unless it does
@@ -185,7 +187,7 @@ static void unblock(const struct gaia_mapping *mapping)
         bool rest = !begins;
         begins = strchr(line, '\n');
         if (rest || sscanf(line, "%lx-%lx %*s %lx", &first, &behind, &at) != 3 || behind <= from ||
-            first >= to || !is_ours(line, at, (uint64_t)blocked_at(mapping, first)))
+            first >= to || !is_ours(mapping, line, first, at))
             continue;
         first = first > from ? first : from;
         behind = behind < to ? behind : to;

@@ -421,6 +421,46 @@ mine = b"\x5a" * 4 * PAGE
     child.end()
 
 
+@pytest.mark.traps
+@pytest.mark.whole
+@pytest.mark.parametrize("hole, pages, noticed", [(1024, 1024, True), (0, 2048, True), (1024, 1024, False)])
+def test_no_mapping_comes_into_the_hole_of_another(mount, agents, hole, pages, noticed):
+    """What was put there may be taken away again (or a part of the mapping, by munmap()), and Linux gives the addresses to the
+    next who asks; but the daemon takes them for the first mapping's, until that has gone whole."""
+    m = mount()
+    first, second = make(m, b"1" * 3072 * PAGE, "first"), make(m, b"2" * 2048 * PAGE, "second")
+    child = agents()
+    child.do("""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+device = gaia.Device()
+fds = [os.open(path, os.O_RDWR) for path in paths]
+one = device.mmap(fds[0], 3072 * PAGE)
+at = one.address + hole * PAGE
+MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE = 2, 0x10, 0x20, 0x100000
+if noticed:
+    one.unmap(hole * PAGE, 1024 * PAGE)
+    assert libc.mmap(at, 1024 * PAGE, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at
+assert libc.munmap(at, 1024 * PAGE) == 0
+two = device.mmap(fds[1], pages * PAGE)
+beside = 2048 if hole == 0 else 0
+one.advise(gaia.ADV_SEQUENTIAL, beside * PAGE, 1024 * PAGE)
+for page in range(beside, beside + 1024):
+    assert one[page * PAGE] == ord("1")
+time.sleep(0.3)  # the daemon places what comes next, too
+""", paths=[first, second], hole=hole, pages=pages, noticed=noticed)
+    assert child("two[:] == b'2' * pages * PAGE")
+    child.do("two[9 * PAGE] = 9\ntwo.release()\none.unmap()")
+    assert child("two[:] == b'2' * 9 * PAGE + bytes([9]) + b'2' * (pages * PAGE - 9 * PAGE - 1)")
+    assert read_file(second) == b"2" * 9 * PAGE + b"\t" + b"2" * (2039 * PAGE - 1)
+    assert child("[page for page in range(3072) if libc.mmap(one.address + page * PAGE, PAGE, 0, MAP_PRIVATE | MAP_ANONYMOUS | "
+                 "MAP_FIXED_NOREPLACE, -1, 0) != one.address + page * PAGE]") == []
+    child.end()
+
+
 def unmap_in_parts(path):
     mapping = open_map(gaia.Device(), path)
     mapping.unmap(4 * PAGE, 3 * PAGE)
