@@ -25,15 +25,39 @@ static void reply_entry(fuse_req_t req, const struct fuse_entry_param *entry)
         inode_forget(inode, 1);
 }
 
-static void reply_lookup(fuse_req_t req, struct inode *parent, const char *name)
+static bool look(int dir_fd, const char *name, struct statx *stx_out)
+{
+    return !statx(dir_fd, name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC,
+                  STATX_TYPE | STATX_INO | STATX_SIZE, stx_out);
+}
+
+/* Who is told that it failed tries again, or takes what is there for somebody else's: folders and symbolic
+ * links serve as locks. No other program of the mount has seen it, as the kernel has locked its folder; what
+ * those of other nodes and mounts have put in its place, or into it, stays. */
+static void unmake(int dir_fd, const char *name, const struct statx *made)
+{
+    struct statx stx;
+
+    if (made->stx_mask & STATX_INO && look(dir_fd, name, &stx) && stx.stx_ino == made->stx_ino &&
+        stx.stx_dev_major == made->stx_dev_major && stx.stx_dev_minor == made->stx_dev_minor &&
+        !(S_ISREG(stx.stx_mode) && stx.stx_size))
+        unlinkat(dir_fd, name, S_ISDIR(stx.stx_mode) ? AT_REMOVEDIR : 0);
+}
+
+static void reply_made(fuse_req_t req, struct inode *parent, int dir_fd, const char *name)
 {
     struct fuse_entry_param entry;
-    int rc = resolve_entry(fs_of(req), parent, name, &entry);
+    struct statx made;
 
-    if (rc < 0)
+    if (!look(dir_fd, name, &made))
+        made.stx_mask = 0; /* then it is left */
+    int rc = resolve_entry(fs_of(req), parent, name, &entry);
+    if (rc < 0) {
+        unmake(dir_fd, name, &made);
         fuse_reply_err(req, (int)-trouble(parent, "looking up a name in", rc));
-    else
+    } else {
         reply_entry(req, &entry);
+    }
 }
 
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -92,7 +116,7 @@ static void make_node(fuse_req_t req, fuse_ino_t parent_id, const char *name, mo
     if (rc < 0)
         fuse_reply_err(req, -rc);
     else
-        reply_lookup(req, parent, name);
+        reply_made(req, parent, dir.fd, name);
 }
 
 void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)

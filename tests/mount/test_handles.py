@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import struct
 import subprocess
 import threading
@@ -266,6 +267,25 @@ def test_a_bound_when_all_are_in_use(mount):
     for fd in fds:
         os.close(fd)
     helpers.wait_until(lambda: error_of(os.stat, f"{mounted.mnt}/f1029") == 0 or not kernel_at_least(6, 18))
+
+
+MAKES = {"mkdir": os.mkdir, "symlink": lambda path: os.symlink("target", path), "mkfifo": os.mkfifo,
+         "mknod": lambda path: os.mknod(path, 0o600 | stat.S_IFREG)}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("make", MAKES)
+def test_what_could_not_be_made_is_not_there(mount, make):
+    """Folders and symbolic links serve as locks: who was told that it failed does not take it away again."""
+    mounted = mount("timeout=60,inodes=1024")
+    for i in range(1023):
+        write_file(f"{mounted.data}/f{i}", b"")
+    fds = [os.open(f"{mounted.mnt}/f{i}", os.O_PATH) for i in range(1023)]
+    assert error_of(MAKES[make], f"{mounted.mnt}/lock") == errno.ENOMEM
+    for fd in fds:
+        os.close(fd)
+    assert not os.path.lexists(f"{mounted.data}/lock")
+    helpers.wait_until(lambda: error_of(MAKES[make], f"{mounted.mnt}/lock") == 0 or not kernel_at_least(6, 18))
 
 
 def test_when_all_are_in_use_they_are_found_at_once(mount):
