@@ -115,6 +115,15 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
     }
 }
 
+/* What is appended says so itself (write_backing()), so the descriptor need not: not that of a file that only
+ * grows (chattr +a), which keeps the flag. */
+static bool stop_appending(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+
+    return flags >= 0 && !fcntl(fd, F_SETFL, flags & ~O_APPEND);
+}
+
 /* The descriptor to write a kernel's page through: the kernel takes any writable handle for it, and on one
  * opened with O_APPEND the page would land at the end of the file. A descriptor or a negative errno. */
 static int handle_page_fd(struct handle *handle)
@@ -126,8 +135,8 @@ static int handle_page_fd(struct handle *handle)
     if (fd >= 0)
         return fd;
     fd = descriptors_openat(handle->inode->fs, AT_FDCWD, proc_path(handle->fd).text, O_WRONLY | O_CLOEXEC, 0);
-    if (fd < 0)
-        return fd;
+    if (fd < 0) /* the file's mode may keep us out, but not who has it open; or descriptors are short */
+        return stop_appending(handle->fd) ? handle->fd : fd;
     if (!atomic_compare_exchange_strong(&handle->page_fd, &expected, fd)) {
         close(fd);
         fd = expected;

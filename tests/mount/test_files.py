@@ -51,7 +51,6 @@ def test_append_lands_at_the_end_however_it_grew(mount):
 
 
 def test_append_flag_can_be_set_and_cleared_later(mount):
-    import fcntl
     m = mount()
     path = os.path.join(m.mnt, "f")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -74,6 +73,23 @@ def test_mapped_store_through_an_append_handle_keeps_its_place(mount):
     os.close(fd)
     expected = b"x" * 5000 + b"STORE" + b"x" * 4995
     assert read_file(os.path.join(m.data, "f")) == expected
+
+
+def test_what_is_not_appended_through_an_append_handle_of_a_file_that_may_not_be_opened(mount):
+    """Its mode keeps the daemon's user from another descriptor of it, but not who has made the file, and has it open."""
+    m = mount("timeout=0", before=("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"))
+    fd = os.open(os.path.join(m.mnt, "f"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o444)
+    os.write(fd, b"x" * 10000)
+    with mmap.mmap(fd, 10000) as mapping:
+        mapping[5000:5005] = b"STORE"
+        mapping.flush()
+    fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+    os.pwrite(fd, b"AB", 2)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    os.write(fd, b"end")
+    os.fsync(fd)
+    os.close(fd)
+    assert read_file(os.path.join(m.data, "f")) == b"xxABx" + b"x" * 4995 + b"STORE" + b"x" * 4995 + b"end"
 
 
 def test_open_with_truncation(mount):
