@@ -185,7 +185,7 @@ int creds_become_caller_grouped(fuse_req_t req)
     rc = creds_become_caller(req);
     if (rc < 0)
         leave_groups(req);
-    else if (is_other(req))
+    else if (is_other(req) && fuse_req_ctx(req)->uid != 0) /* root may keep them, whatever its group is */
         drop_fsetid();
     return rc;
 }

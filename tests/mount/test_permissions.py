@@ -355,7 +355,7 @@ for name in ("f0", "d"):
 
 
 @pytest.mark.parametrize("who", [{"gid": USER}, {"gid": GROUP}, {"gid": USER, "groups": [GROUP]}, {"gid": 0},
-                                 {"uid": 0, "gid": 0}], ids=str)
+                                 {"uid": 0, "gid": 0}, {"uid": 0, "gid": USER}], ids=str)
 @pytest.mark.parametrize("group", [GROUP, 0])
 def test_a_new_acl_clears_the_set_group_id_bit_of_a_group_that_is_not_ones_own(both, who, group):
     m, folders = both
@@ -371,6 +371,23 @@ print(oct(os.stat("f").st_mode))
 os.chmod("f", 0o2755)
 """
     alike(folders, code, acl_for_user(OTHER_USER).hex(), **{"uid": USER, **who})
+    threads_are_themselves_again(m)
+
+
+def test_root_keeps_set_id_bits_whatever_its_group_is(both):
+    """A service with Group= alone, a container that runs as 0:1000. A shared folder would lose its bit to setfacl(1)."""
+    m, folders = both
+    for folder in folders:
+        os.mkdir(os.path.join(folder, "d"))
+        write_file(os.path.join(folder, "f"), b"")
+        for name, mode in (("d", 0o2775), ("f", 0o2644)):
+            os.chown(os.path.join(folder, name), USER, GROUP)
+            os.chmod(os.path.join(folder, name), mode)
+    assert alike(folders, """
+os.setxattr("d", "system.posix_acl_access", bytes.fromhex(sys.argv[2]))
+os.chown("f", 0, -1)
+print(oct(os.stat("d").st_mode), oct(os.stat("f").st_mode))
+""", acl_for_user(OTHER_USER).hex(), uid=0, gid=USER) == "0o42770 0o102644\n"
     threads_are_themselves_again(m)
 
 
