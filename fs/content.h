@@ -27,8 +27,10 @@ struct content {
     /* Held shared by every data operation on an untracked file until its backing I/O is done. */
     pthread_rwlock_t gate;
     struct passthrough passthrough; /* guarded by fs->passthrough_lock */
-    /* Of fs/nodes.c: somebody looks for the next home; there was no thread for nodes_settle(). */
-    atomic_bool seeks, unsettled;
+    /* Of fs/nodes.c: the lost file for whose next home somebody looks; there was no thread for
+     * nodes_settle(). */
+    _Atomic(struct cache_file *) sought;
+    atomic_bool unsettled;
     /* A home waits for what is being written here, and has not given this node up: 1 + cache_stalls() then.
      * 0: none does. */
     _Atomic uint64_t awaited;

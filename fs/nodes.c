@@ -247,21 +247,22 @@ static bool try_later(unsigned *waited_ms, unsigned most_ms)
     return true;
 }
 
-/* The inode's file is lost: find its next home. */
+/* The inode's file is lost: find its next home. Who has found one may wait long for the kernel to drop a page
+ * that it keeps locked for a WRITE, which finds that home gone, too, and waits for the one after it. */
 static void find_home(struct fs *fs, struct inode *inode)
 {
     struct content *content = inode_content(inode);
-    struct cache_file *file;
+    struct cache_file *lost = inode_file(inode), *file;
     unsigned waited_ms = 0;
     int rc;
 
-    atomic_store(&content->seeks, true);
+    atomic_store(&content->sought, lost);
     do
         rc = fs->serving ? inode_track(fs, inode, &file) : 0;
     while (rc < 0 && fs->serving && try_later(&waited_ms, cache_move_ms(fs->cache)));
     if (rc < 0 && fs->serving)
         fs_log(LOG_ERR, "a file whose home has gone has no other: %s: programs get EIO", strerror(-rc));
-    atomic_store(&content->seeks, false);
+    atomic_compare_exchange_strong(&content->sought, &lost, NULL);
     /* What the kernel holds may be older than what others have written since. */
     session_invalidate(fs, inode, 0, 0);
 }
@@ -483,20 +484,28 @@ int nodes_await_known(const struct fs *fs)
     return cache_is_at_odds(fs->cache) ? -EIO : 0;
 }
 
-bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result)
+/* Nobody looks for another one any more, if there was none to be had when it had gone; or who does has found
+ * this one. */
+static void seek_home(struct inode *inode, struct cache_file *file)
+{
+    struct content *content = inode_content(inode);
+
+    if (inode_file(inode) != file || atomic_exchange(&content->sought, file) == file)
+        return;
+    inode_get(inode);
+    if (!later_perhaps(inode->fs, find_home_later, inode)) {
+        atomic_compare_exchange_strong(&content->sought, &file, NULL);
+        inode_put(inode);
+    }
+}
+
+bool nodes_try_again(struct inode *inode, struct cache_file *file, ssize_t result)
 {
     unsigned waited_ms = 0;
 
     if (result != -EIO || !file || !cache_file_is_lost(file))
         return false;
-    /* Nobody looks for another one any more, if there was none to be had when it had gone. */
-    if (inode_file(inode) == file && !atomic_exchange(&inode_content(inode)->seeks, true)) {
-        inode_get(inode);
-        if (!later_perhaps(inode->fs, find_home_later, inode)) {
-            atomic_store(&inode_content(inode)->seeks, false);
-            inode_put(inode);
-        }
-    }
+    seek_home(inode, file);
     if (loop_wait_begin()) {
         unsigned most_ms = cache_move_ms(inode->fs->cache);
         while (inode_file(inode) == file && inode->fs->serving && try_later(&waited_ms, most_ms))

@@ -65,6 +65,6 @@ void nodes_warn(void *context, const char *text);
 /* Whether an operation on a file (NULL: untracked) that gave `result` is to be tried again: it is -EIO
  * because the file's home has gone, and there is another one now. Waits for the next home as long as peers
  * are waited for, unless so many wait that nobody else would be served. */
-bool nodes_try_again(struct inode *inode, const struct cache_file *file, ssize_t result);
+bool nodes_try_again(struct inode *inode, struct cache_file *file, ssize_t result);
 
 #endif

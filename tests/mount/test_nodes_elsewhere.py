@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -182,3 +183,34 @@ def test_a_file_that_is_given_up_while_it_is_mapped(meet, agents, workdir, monke
     wait_until(lambda: plan.landed)
     assert one.do("take_over", path) == 0
     assert error_of(agent.finish) == errno.ENOSPC and one.do("asked", OPS["NODE_MAP"]) == 1
+
+
+def test_two_homes_that_give_the_file_up_during_one_write(cluster):  # noqa: F811
+    """The kernel keeps the page locked until the WRITE is answered. Who has found the second one, and waits for that page, holds up
+    nobody who looks for the third."""
+    nodes = cluster(4, "timeout=0,peer_timeout=2", only=[0])
+    members = []
+    try:
+        path = next(path for path in (nodes.below(f"f{number}") for number in range(200))
+                    if write_file(path, pattern(2 * PAGE, 1)) or home_of(path, nodes.names) == "b")
+        os.rename(path, nodes.below())
+        members = [Member(nodes.peers, name=name) for name in "bcd"]
+        first, second, third = members
+        wait_until(lambda: first.do("follow", nodes.below()) == 0 and all(one.do("asked", OPS["NODE_PING"]) for one in members))
+        fd = os.open(nodes.path(0), os.O_WRONLY)
+        for one, next_home in (first, C), (second, C + 1):
+            assert one.do("answer", OPS["NODE_WRITE"], NODE_GAVE_UP) == 0 and one.do("home", next_home) == 0
+        assert third.do("answer", OPS["NODE_WRITE"], 100) == 0
+        for op in "TRACK", "OPEN":
+            assert first.do("answer", OPS[f"NODE_{op}"], -errno.ESTALE) == 0
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(writes, fd)
+            wait_until(lambda: second.do("asked", OPS["NODE_WRITE"]))
+            for op in "TRACK", "OPEN":
+                assert second.do("answer", OPS[f"NODE_{op}"], -errno.ESTALE) == 0
+            assert written.result() == 100
+        assert third.do("asked", OPS["NODE_WRITE"]) == 1
+        os.close(fd)
+    finally:
+        for member in members:
+            member.kill()
