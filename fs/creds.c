@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fs/creds.h"
 
+#include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
 #include <linux/capability.h>
@@ -131,10 +132,12 @@ static bool join_groups_of(fuse_req_t req, int fd)
     return st.st_mode & (S_ISUID | S_ISGID);
 }
 
-void creds_drop_fsetid(fuse_req_t req, int fd)
+bool creds_drop_fsetid(fuse_req_t req, int fd)
 {
-    join_groups_of(req, fd);
+    bool set_ids = join_groups_of(req, fd);
+
     drop_fsetid();
+    return set_ids;
 }
 
 void creds_regain_fsetid(fuse_req_t req)
@@ -163,6 +166,14 @@ void creds_end_writes(fuse_req_t req)
         regain_fsetid();
     if (joined)
         leave_groups(req);
+}
+
+void creds_clear_set_ids(int fd)
+{
+    drop_fsetid(); /* a user's write() is another's thread till now */
+    /* Which of them are to go the kernel knows. */
+    (void)!fchownat(fd, "", (uid_t)-1, (gid_t)-1, AT_EMPTY_PATH);
+    regain_fsetid();
 }
 
 mode_t creds_mask(fuse_req_t req, mode_t mode)

@@ -30,8 +30,9 @@ void creds_become_self_ungrouped(fuse_req_t req);
  * does not say so. */
 bool creds_lose_set_ids(fuse_req_t req);
 /* Between the two, a truncation of fd's file by the thread clears set-id bits, as one of the caller of req
- * would: a set-group-ID bit without the group's right to execute stays where the caller is in the group. */
-void creds_drop_fsetid(fuse_req_t req, int fd);
+ * would: a set-group-ID bit without the group's right to execute stays where the caller is in the group.
+ * Whether the file has such bits. */
+bool creds_drop_fsetid(fuse_req_t req, int fd);
 void creds_regain_fsetid(fuse_req_t req);
 
 /* Between the two, what the thread writes to fd's file (fsuid_begin_write()) is held to the caller's quota
@@ -39,5 +40,9 @@ void creds_regain_fsetid(fuse_req_t req);
  * Whether it does, and the file has such bits. */
 bool creds_begin_writes(fuse_req_t req, int fd, bool kills);
 void creds_end_writes(fuse_req_t req);
+
+/* Between either two: the file's home is another node, and who changes it there is nobody's thread in
+ * particular. So the bits are cleared here, before. */
+void creds_clear_set_ids(int fd);
 
 #endif

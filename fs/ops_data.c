@@ -361,6 +361,7 @@ struct writing {
     int fd;
     bool append;
     struct cache_file *file; /* by which the last try went; NULL: the file is not tracked */
+    bool set_ids;            /* are to be cleared */
 };
 
 /* What is behind the first `done` bytes. */
@@ -379,6 +380,8 @@ static ssize_t write_rest(struct writing *w, size_t done)
         if (put < 0)
             return put;
         w->file = inode_gate_enter(w->inode);
+        if (w->set_ids && w->file && cache_file_is_far(w->file))
+            creds_clear_set_ids(w->fd);
         again = !w->append || (w->file && cache_file_is_lost(w->file));
         if (w->file)
             put = cache_file_write(w->file, w->fd, data, size, offset, flags);
@@ -415,9 +418,9 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
 {
     struct inode *inode = inode_of(req, nodeid);
     struct handle *handle = handle_of(fi);
-    bool append = !fi->writepage && fi->flags & O_APPEND, set_ids = false;
+    bool append = !fi->writepage && fi->flags & O_APPEND;
     int fd = append ? handle->fd : handle_page_fd(handle), error;
-    struct writing writing = {inode, fi, data, size, offset, fd, append, NULL};
+    struct writing writing = {inode, fi, data, size, offset, fd, append, NULL, false};
     struct durable *durable = inode_durable(inode);
 
     if (fd < 0) {
@@ -427,7 +430,7 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         return;
     }
     if (!fi->writepage) /* else whose it is is not known */
-        set_ids = creds_begin_writes(req, fd, kills_suidgid(fs_of(req), data));
+        writing.set_ids = creds_begin_writes(req, fd, kills_suidgid(fs_of(req), data));
     unsigned begun = durable_begin(durable, fd);
     ssize_t put = write_all_of(&writing, &error);
     if (append)
@@ -438,7 +441,8 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
         note_failed_write(durable, put, offset, (off_t)size, error ? error : -EIO, fi->writepage);
     if (!fi->writepage)
         creds_end_writes(req);
-    if (set_ids && (handle->asks || handle->uncached)) /* past its cache the kernel keeps the mode it knew */
+    /* Past its cache the kernel keeps the mode that it knew. */
+    if (writing.set_ids && (handle->asks || handle->uncached))
         session_invalidate(inode->fs, inode, -1, 0);
     if (error) {
         if (fi->writepage)
@@ -470,14 +474,15 @@ int data_truncate(fuse_req_t req, struct inode *inode, int fd, off_t size)
     rc = nodes_catch_up(inode, false);
     if (rc < 0)
         return rc;
-    if (kills)
-        creds_drop_fsetid(req, path.fd);
+    bool set_ids = kills && creds_drop_fsetid(req, path.fd);
     durable_begin(durable, path.fd);
     do {
         rc = nodes_await_sure(inode, CACHE_CHANGES);
         if (rc < 0)
             break;
         file = inode_gate_enter(inode);
+        if (file && set_ids && cache_file_is_far(file))
+            creds_clear_set_ids(path.fd);
         if (file) {
             rc = cache_file_truncate(file, fd, size);
         } else {

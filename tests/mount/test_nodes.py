@@ -3,7 +3,9 @@
 Each test has two orders: the home of the file acts first, or an agent does."""
 import os
 import re
+import stat
 import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +30,29 @@ def test_home_is_where_the_hash_says(cluster, agents, count):
         for number in range(count):
             Program(agents(), nodes.path(number, name), cpu=False).device_load()
         assert [name in tracked(m) for m in nodes] == [number == home for number in range(count)]
+
+
+# --- whose change it is ---------------------------------------------------------------------------------------------------
+
+USER = 65534
+
+
+@pytest.mark.parametrize("first", SIDES)
+@pytest.mark.parametrize("change", ["os.ftruncate(fd, 200)", "os.truncate(path, 300)", "os.open(path, os.O_WRONLY | os.O_TRUNC)",
+                                    "os.write(os.open(path, os.O_WRONLY | os.O_APPEND), b'x')", "os.pwrite(fd, b'x', 0)"])
+def test_a_users_change_clears_set_id_bits(cluster, agents, first, change):
+    """Who makes it at the home is root, for whom they stay. Without the group's x bit the one of the group stays if the user is in it."""
+    nodes = cluster(2)
+    nodes.make(bytes(PAGE), home=0)
+    path = nodes.path(nodes.sides(nodes.below(), first)[0])
+    Program(agents(), path).device_load()
+    with open(path, "rb+") as file:
+        for group, before, after in (0, 0o6777, 0o777), (0, 0o6767, 0o767), (USER, 0o6767, 0o2767):
+            os.chown(path, 0, group)
+            os.chmod(path, before)
+            subprocess.run([sys.executable, "-c", f"import os, sys\nfd = int(sys.argv[1])\npath = f'/proc/self/fd/{{fd}}'\n{change}",
+                            str(file.fileno())], pass_fds=[file.fileno()], user=USER, group=USER, extra_groups=[], check=True)
+            assert [stat.S_IMODE(os.stat(where).st_mode) for where in (path, nodes.below())] == [after, after]
 
 
 # --- devices and CPUs, one after the other --------------------------------------------------------------------------------
