@@ -16,6 +16,7 @@
 
 struct gaia_device;
 struct gaia_mapping;
+struct stream_calls;
 
 struct gaia_driver {
     /* Map the frames: reply is the daemon's to MAP, frames its descriptor of them, or -1. Sets
@@ -68,8 +69,7 @@ struct gaia_device {
     struct cuda_device cuda;    /* of cuda */
     struct cuda_module module;  /* of cuda */
     struct cuda_search search;  /* of cuda */
-    _Atomic int stream_error;   /* the first of a call that was put into a stream; 0: none */
-    _Atomic unsigned in_stream; /* calls that are in streams */
+    struct stream_calls *calls; /* that are in its streams */
 };
 
 /* In gaia.c. The last reference closes it. */

@@ -130,8 +130,11 @@ PUBLIC int gaia_device_open(const char *name, struct gaia_device **device_out)
         return fail(-ENOMEM);
     device->owner = process_here();
     device->references = 1;
-    int error = name && *name ? open_named(device, name) : open_any(device);
+    device->calls = stream_calls_open();
+    int error = !device->calls ? -ENOMEM : name && *name ? open_named(device, name) : open_any(device);
     if (error) {
+        if (device->calls)
+            stream_calls_put(device->calls);
         free(device);
         return fail(error);
     }
@@ -151,6 +154,7 @@ static void put_references(struct gaia_device *device, unsigned count)
         cuda_module_close(&device->cuda, &device->module);
         cuda_device_close(&device->cuda);
     }
+    stream_calls_put(device->calls);
     free(device);
     gaia_session_unkeep();
 }
@@ -164,7 +168,7 @@ void gaia_device_put(struct gaia_device *device)
  * other threads' captures, and not be one. */
 static void wait_for_streams(const struct gaia_device *device)
 {
-    while (atomic_load(&device->in_stream) && !device->driver->check(device))
+    while (atomic_load(&device->calls->count) && !device->driver->check(device))
         usleep(1000);
 }
 
@@ -489,8 +493,8 @@ PUBLIC int gaia_stream_error(struct gaia_device *device)
 
     if (!device || !gaia_mapping_hold_device(device))
         return fail(-EINVAL);
-    int error = atomic_exchange(&device->stream_error, 0);
-    if (!error && device->driver->check && atomic_load(&device->in_stream))
+    int error = atomic_exchange(&device->calls->error, 0);
+    if (!error && device->driver->check && atomic_load(&device->calls->count))
         error = device->driver->check(device);
     gaia_device_put(device);
     return fail(error);

@@ -13,8 +13,36 @@ bool stream_is_here(void)
     return in_stream;
 }
 
+struct stream_calls *stream_calls_open(void)
+{
+    struct stream_calls *calls = calloc(1, sizeof *calls);
+
+    if (calls)
+        calls->references = 1;
+    return calls;
+}
+
+void stream_calls_put(struct stream_calls *calls)
+{
+    if (atomic_fetch_sub(&calls->references, 1) == 1)
+        free(calls);
+}
+
+static void calls_begin(struct stream_calls *calls)
+{
+    atomic_fetch_add(&calls->references, 1);
+    atomic_fetch_add(&calls->count, 1);
+}
+
+static void calls_end(struct stream_calls *calls)
+{
+    atomic_fetch_sub(&calls->count, 1);
+    stream_calls_put(calls);
+}
+
 struct stream_call {
-    struct gaia_device *device;
+    struct gaia_device *device; /* what mappings are looked for by: it may be gone */
+    struct stream_calls *calls; /* a reference */
     void *addr;
     size_t length;
     int (*fn)(struct gaia_piece *piece);
@@ -30,8 +58,8 @@ static void run_in_stream(void *context)
     int error = piece_each(call->addr, call->length, call->device, false, call->fn);
     in_stream = false;
     if (error)
-        atomic_compare_exchange_strong(&call->device->stream_error, &none, error);
-    atomic_fetch_sub(&call->device->in_stream, 1);
+        atomic_compare_exchange_strong(&call->calls->error, &none, error);
+    calls_end(call->calls);
     free(call);
 }
 
@@ -53,11 +81,12 @@ int stream_put(void *addr, size_t length, struct gaia_device *device, struct CUs
     struct stream_call *call = malloc(sizeof *call);
     if (!call)
         return -ENOMEM;
-    *call = (struct stream_call){.device = device, .addr = addr, .length = length, .fn = fn};
-    atomic_fetch_add(&device->in_stream, 1);
+    *call = (struct stream_call){
+        .device = device, .calls = device->calls, .addr = addr, .length = length, .fn = fn};
+    calls_begin(call->calls);
     error = device->driver->enqueue(device, stream, run_in_stream, call);
     if (error) {
-        atomic_fetch_sub(&device->in_stream, 1);
+        calls_end(call->calls);
         free(call);
     }
     return error;

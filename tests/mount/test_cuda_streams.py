@@ -3,13 +3,15 @@
 test_cuda_maps.py."""
 import errno
 import os
+import signal
 import subprocess
 
 import pytest
 
-from helpers import PAGE, agents, read_file, write_at  # noqa: F401
+from helpers import PAGE, agents, read_file, stand_still, wait_until, write_at  # noqa: F401
 from files import pattern
 from gpu_fixture import MAP, gpu, make, only_here  # noqa: F401
+from test_cuda_broken import RECVMSG
 
 STREAM = """
 import ctypes, threading, time
@@ -230,6 +232,29 @@ def test_a_gpu_that_breaks_before_a_call_in_its_stream(gpu):
     assert caught.value.errno == errno.EIO
     gpu.heal()
     program.do("gate.set()\ncuda.cuStreamSynchronize(stream)\ndev.stream_error()")
+
+
+@only_here
+def test_a_broken_device_is_closed_under_a_call_in_its_stream(gpu):
+    """Nobody waits for what the driver may never call. A call that is under way goes on, and has nothing of the device, whose memory
+    is free by then."""
+    m = gpu.mount(options="passthrough=off,timeout=0")
+    agent = gpu.agent(f"control={gpu.control_of_programs}", MALLOC_PERTURB_="165",  # memory that is free is all one byte
+                      GLIBC_TUNABLES="glibc.malloc.tcache_count=0")
+    agent.do(MAP, path=make(m, bytes(PAGE)), length=PAGE, writable=True)
+    agent.do(STREAM + """
+handle = dev.handle.value
+size = ctypes.CDLL(None).malloc_usable_size(dev.handle)
+""")
+    stand_still(m.pid)
+    agent.do("map.acquire_on(stream)")
+    wait_until(lambda: any(read_file(f"/proc/{agent.pid}/task/{thread}/syscall").split()[0] in RECVMSG
+                           for thread in os.listdir(f"/proc/{agent.pid}/task")), what="the call waits for its answer")
+    gpu.fail("cuStreamQuery", 0, 700, gpu.control_of_programs)
+    agent.do("dev.close()")
+    os.kill(m.pid, signal.SIGCONT)
+    agent.do("assert cuda.cuStreamSynchronize(stream) == 0")
+    assert len(set(agent("ctypes.string_at(handle + 16, size - 24)"))) == 1
 
 
 OPEN_DEVICE = """
