@@ -115,6 +115,61 @@ int claim_take(struct cache_file *file)
     return error;
 }
 
+/* Nobody else moves the claim until end_reopen(), or gives it back. Whether it is held. */
+static bool begin_reopen(struct claim *claim)
+{
+    pthread_mutex_lock(&claim->lock);
+    while (claim->state == CLAIM_MOVING)
+        pthread_cond_wait(&claim->moved, &claim->lock);
+    bool held = claim->state == CLAIM_HELD;
+    claim->maps += held;
+    claim->state = CLAIM_MOVING;
+    pthread_mutex_unlock(&claim->lock);
+    return held;
+}
+
+static void end_reopen(struct cache_file *file, bool held)
+{
+    move(&file->claim, held ? CLAIM_HELD : CLAIM_NONE);
+    if (held)
+        claim_put(file);
+}
+
+/* Whoever has the file's end, by the old description, has the file's lock, too. What that description has
+ * locked goes with it, but the storage engine keeps it. Lock taken. */
+static int replace(struct cache_file *file, int fd, bool held)
+{
+    pthread_mutex_lock(&file->lock);
+    if (held)
+        lock_backing(file, F_UNLCK);
+    int error = dup3(fd, file->fd, O_CLOEXEC) < 0 ? -errno : 0;
+    if (error && held)
+        lock_backing(file, F_RDLCK); /* nobody has had it alone: the new one has it, too */
+    pthread_mutex_unlock(&file->lock);
+    return error;
+}
+
+int claim_reopen(struct cache_file *file, int fd)
+{
+    bool claims = file->cache->config.shared, held = claims && begin_reopen(&file->claim);
+    /* The two share it, until the new one has it alone. */
+    int error = held ? lock_byte(fd, F_RDLCK, CLAIM_BYTE) : 0;
+
+    if (!error)
+        error = replace(file, fd, held);
+    if (!error && held)
+        error = lock_backing(file, F_WRLCK);
+    if (!error && held && file->given_up) { /* after claim_give_up() */
+        lock_backing(file, F_UNLCK);
+        error = -EIO;
+    }
+    if (!error)
+        file->writable = true;
+    if (claims)
+        end_reopen(file, held);
+    return error;
+}
+
 int claim_empty(struct replica *replica)
 {
     int error = drop_range(replica, 0, UINT64_MAX);

@@ -32,6 +32,11 @@ struct claim {
     unsigned maps; /* that want it */
 };
 
+/* The file's descriptor becomes one of fd's description, which can write: the claim, if there is one, is from
+ * now on a writer's. 0; or -EBUSY (other mounts, which only read, have the file, too), or why not. No lock is
+ * held. */
+int claim_reopen(struct cache_file *file, int fd);
+
 /* Bring everything of one replica into the data directory, and off its device. No lock is held. */
 struct replica;
 int claim_empty(struct replica *replica);

@@ -29,15 +29,35 @@ static int open_quietly(const struct proc_path *path, int flags)
     return fd < 0 && errno == EPERM ? open(path->text, flags | O_CLOEXEC) : fd;
 }
 
-static int open_backing(int path_fd, bool *writable_out)
+/* Why a file may be read, and not written. */
+static bool is_forbidden(int error)
+{
+    return error == EROFS || error == EACCES || error == EPERM || error == ETXTBSY;
+}
+
+static int open_backing(int path_fd, atomic_bool *writable_out)
 {
     struct proc_path path = proc_path(path_fd);
 
     int fd = open_quietly(&path, O_RDWR);
     *writable_out = fd >= 0;
-    if (fd < 0 && (errno == EROFS || errno == EACCES || errno == EPERM || errno == ETXTBSY))
+    if (fd < 0 && is_forbidden(errno))
         fd = open_quietly(&path, O_RDONLY);
     return fd < 0 ? -errno : fd;
+}
+
+int file_make_writable(struct cache_file *file)
+{
+    struct proc_path path = proc_path(file->fd);
+
+    if (file->writable)
+        return 0;
+    int fd = open_quietly(&path, O_RDWR);
+    if (fd < 0)
+        return is_forbidden(errno) ? -EACCES : -errno;
+    int error = claim_reopen(file, fd);
+    close(fd);
+    return error;
 }
 
 /* Of the file itself, for the engine another one; and of each replica, for its frames and for its state. */

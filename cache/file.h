@@ -33,7 +33,7 @@ struct cache_file {
     int fd;                 /* the backing file, read-write where it can be had */
     uint64_t number;        /* of its inode; constant. For who looks at what is done to it (cache/trace.h) */
     enum hosted hosted;     /* hosted_of(); constant */
-    bool writable;
+    atomic_bool writable;
     struct gaia_io_file *io;
     struct durable *durable;     /* the host's */
     LIST_ENTRY(cache_file) link; /* cache->files, under cache->lock */
@@ -101,6 +101,11 @@ void file_unuse(struct cache_file *file);
 
 /* The index may have become empty outside of any use: let the file go then. No lock is held. */
 void file_unpin_if_empty(struct cache_file *file);
+
+/* A file that could not be opened for writing when it was tracked (it was immutable, being executed, or not
+ * the daemon's to write) may be another one by now. Its descriptor keeps its number, as others use it
+ * meanwhile. No lock is held; the file is in use. -EACCES: nothing has changed. */
+int file_make_writable(struct cache_file *file);
 
 /* The file's replica on a device, made if there is none; read_only: the one that clients can't write to, on a
  * device that has such. The lock is held. 0 or a negative errno. */

@@ -129,8 +129,10 @@ static int share(struct cache_map *map, int *frames_fd_out, int *state_fd_out)
 static int open_here(struct cache_map *map, const struct cache_map_request *request, int *frames_fd_out,
                      int *state_fd_out)
 {
-    int error = claim_take(request->file);
+    int error = request->writable ? file_make_writable(request->file) : 0;
 
+    if (!error)
+        error = claim_take(request->file);
     if (error)
         return error;
     error = open_replica(request, map);
@@ -163,8 +165,6 @@ static void end_last(struct cache_map *map)
 int cache_map_open(struct cache_client *client, const struct cache_map_request *request, uint32_t *id_out,
                    int *frames_fd_out, int *state_fd_out, uint64_t *chunk_pages_out)
 {
-    if (request->writable && !request->file->writable)
-        return -EACCES;
     struct cache_map *map = calloc(1, sizeof *map);
     if (!map)
         return -ENOMEM;

@@ -87,6 +87,43 @@ def test_a_file_that_is_cut_after_it_was_immutable(mount, devices):
     everyone_reads(m, "f", pattern(2 * PAGE)[:100], opened.map)
 
 
+@pytest.mark.parametrize("options", ["passthrough=off", "shared"])
+def test_a_file_that_is_stored_to_after_it_was_immutable(mount, devices, agents, options):
+    """It could not be opened for writing when a device came that only reads, which goes on reading. With `shared` other mounts
+    that only read have the file as long as nobody stores to it."""
+    m = mount(options)
+    path, below = make(m, pattern(2 * PAGE)), os.path.join(m.data, "f")
+    other = options == "shared" and mount(options, data=m.data)
+    if subprocess.run(["chattr", "+i", below], capture_output=True).returncode:
+        pytest.skip("no chattr +i here")
+    try:
+        reads = Opened(devices(), path, prot=gaia.PROT_READ)
+        assert reads.map[:] == pattern(2 * PAGE)
+        if other:
+            elsewhere = Opened(devices("soft:1"), os.path.join(other.mnt, "f"), prot=gaia.PROT_READ)
+            assert elsewhere.map[:] == pattern(2 * PAGE)
+    finally:
+        subprocess.run(["chattr", "-i", below], check=True)
+    fd = os.open(path, os.O_RDWR)
+    if other:
+        assert error_of(devices("soft:2").mmap, fd, 2 * PAGE) == errno.EBUSY
+        assert error_of(devices("soft:2").mmap, fd, 2 * PAGE) == errno.EBUSY  # and is not called writable now
+        elsewhere.map.unmap()
+    stores = devices("soft:2").mmap(fd, 2 * PAGE)
+    if other:  # for as long as it is mapped here
+        theirs = os.open(os.path.join(other.mnt, "f"), os.O_RDWR)
+        assert error_of(devices("soft:1").mmap, theirs, PAGE, gaia.PROT_READ) == errno.EBUSY
+    stores[10:14] = b"here"
+    stores.release()
+    os.close(fd)
+    everyone_reads(m, "f", pattern(2 * PAGE)[:10] + b"here" + pattern(2 * PAGE)[14:], reads.map, stores)
+    stores.unmap()
+    reads.map.unmap()
+    if other:
+        devices("soft:1").mmap(theirs, PAGE).unmap()
+        os.close(theirs)
+
+
 def test_truncate_with_o_trunc_while_mapped(mount, devices):
     m = mount()
     path = make(m, b"1" * 4 * PAGE)
