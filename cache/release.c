@@ -260,8 +260,8 @@ static bool stamp_modified(struct cache_file *file, bool times)
     struct stat st;
     bool unchanged = file_unchanged(file), done = times;
 
-    if (times)
-        futimens(file->fd, now);
+    if (times && futimens(file->fd, now) && errno == EPERM)
+        futimens(file->fd, NULL); /* who may only write the file, and does not own it, may set both or none */
     if (!fstat(file->fd, &st) && st.st_mode & (S_ISUID | S_ISGID)) {
         mode_t keep = st.st_mode & ~(mode_t)S_ISUID;
         if (st.st_mode & S_IXGRP) /* without it the bit means mandatory locking */

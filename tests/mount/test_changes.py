@@ -247,6 +247,22 @@ def test_a_release_is_a_write_to_make_and_rsync(mount, devices):
     assert os.stat(os.path.join(m.data, "f")).st_mtime_ns == after.st_mtime_ns
 
 
+def test_a_release_to_a_file_of_somebody_else(mount, devices):
+    """The daemon may write it, and that is all, as in an ordinary user's mount (or one of root's with few capabilities)."""
+    m = mount("timeout=0", before=("setpriv", "--bounding-set=-fowner", "--inh-caps=-fowner"))
+    path = make(m, bytes(PAGE))
+    os.chmod(path, 0o666)
+    opened = Opened(devices(), path)
+    below = os.path.join(m.data, "f")
+    os.chown(below, 1234, 1234)
+    os.utime(below, ns=(10 ** 18, 10 ** 18))
+    opened.map.acquire()
+    opened.map[1] = 1
+    opened.map.release()
+    assert abs(os.stat(path).st_mtime - time.time()) < 10
+    assert read_file(path) == b"\0\1" + bytes(PAGE - 2)
+
+
 def made_a_program(m, devices):
     """(a file of which a device has released a byte that nobody has read, before it was made a set-id program; it, opened)"""
     path = make(m, bytes(2 * PAGE))
