@@ -253,11 +253,18 @@ static int cuda_enqueue(const struct gaia_device *device, void *stream, void (*f
     return error;
 }
 
+/* Of a stream of this thread's: any says what has become of the device. What is asked of one that is being
+ * captured ends its capture, but for whether it is. */
 static int cuda_check(const struct gaia_device *device)
 {
+    const struct cuda_api *api = device->cuda.api;
+    int capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+
     if (cuda_enter(&device->cuda))
         return -EIO;
-    CUresult error = device->cuda.api->cuStreamQuery(CU_STREAM_PER_THREAD);
+    CUresult error = api->cuStreamIsCapturing(CU_STREAM_PER_THREAD, &capturing);
+    if (error == CUDA_SUCCESS && capturing == CU_STREAM_CAPTURE_STATUS_NONE)
+        error = api->cuStreamQuery(CU_STREAM_PER_THREAD);
     cuda_leave(&device->cuda);
     return error == CUDA_SUCCESS || error == CUDA_ERROR_NOT_READY || cuda_is_of_capture(error) ? 0 : -EIO;
 }

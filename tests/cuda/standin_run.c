@@ -354,6 +354,14 @@ static bool is_default(CUstream stream)
     return !stream || stream == CU_STREAM_LEGACY;
 }
 
+/* Nothing may be asked of a stream then, but whether it is. */
+static bool is_captured_itself(CUstream stream)
+{
+    if (is_default(stream) || (stream == CU_STREAM_PER_THREAD && !threads_own))
+        return false;
+    return find(stream)->capturing;
+}
+
 static bool is_idle(CUstream stream)
 {
     pthread_mutex_lock(&stream->lock);
@@ -393,6 +401,8 @@ static CUresult stream_synchronize(CUstream stream)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (is_default(stream) && is_captured())
         return spoil(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    if (is_captured_itself(stream))
+        return spoil(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (is_default(stream))
         wait_for_all(false, standin_context());
     else if (stream != CU_STREAM_PER_THREAD || threads_own)
@@ -437,6 +447,8 @@ static CUresult context_synchronize(void)
 static CUresult stream_query(CUstream stream)
 {
     ENTER_CONTEXT("cuStreamQuery");
+    if (is_captured_itself(stream))
+        return spoil(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (stream == CU_STREAM_PER_THREAD && !threads_own)
         return CUDA_SUCCESS;
     return is_idle(find(stream)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
@@ -445,7 +457,7 @@ static CUresult stream_query(CUstream stream)
 static CUresult is_capturing(CUstream stream, int *status_out)
 {
     ENTER_CONTEXT("cuStreamIsCapturing");
-    *status_out = is_handle(stream) && find(stream)->capturing ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
+    *status_out = is_captured_itself(stream) ? 1 : CU_STREAM_CAPTURE_STATUS_NONE;
     return is_default(stream) && is_captured() ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
 
@@ -576,6 +588,9 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *context)
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 {
     ENTER_QUIETLY();
+    if (is_default(stream))
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    stream = find(stream);
     stream->capturing = true;
     stream->globally = mode == CAPTURE_GLOBAL;
     spoilt = false;
@@ -588,6 +603,7 @@ CUresult cuStreamEndCapture(CUstream stream, void **graph_out)
 {
     ENTER_QUIETLY();
     *graph_out = NULL;
+    stream = find(stream);
     stream->capturing = false;
     captures--;
     global_captures -= stream->globally;

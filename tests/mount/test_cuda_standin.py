@@ -121,6 +121,10 @@ REFUSED = {
     "memory that is registered in part": ("memory = got('cuMemAlloc', 3020, 2 * MIB)\n"
                                           "call('cuMemHostRegister', 6050, ctypes.addressof(host), MIB, 1)",
                                           "copy(memory, MIB + 1, new_stream())", 1),
+    "a captured stream, asked": ("stream = new_stream(); cuda.cuStreamBeginCapture_v2(c_void_p(stream), 1)",
+                                 "call('cuStreamQuery', 2000, stream)", 900),
+    "a captured stream, waited for": ("stream = new_stream(); cuda.cuStreamBeginCapture_v2(c_void_p(stream), 1)",
+                                      "call('cuStreamSynchronize', 2000, stream)", 900),
     "an ordinal": ("out = c_int()", "call('cuDeviceGetAttribute', 2000, byref(out), 16, 0)", 101),
 }
 

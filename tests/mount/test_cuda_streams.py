@@ -154,6 +154,25 @@ dev.close()
 
 
 @only_here
+@pytest.mark.parametrize("call", ["dev.stream_error()", "dev.close()"])
+def test_a_capture_of_a_threads_own_stream(gpu, call):
+    """While it lasts that stream can't be asked whether the GPU still works: that would end it."""
+    m = gpu.mount()
+    path = make(m, bytes(PAGE))
+    program = gpu.program(path)
+    program.do(STREAM + CAPTURE + """
+kernel(lambda: gate.wait(1))
+kernel(store(0, b"last"))
+map.release_on(stream)
+other, stream = stream, ctypes.c_void_p(2)
+begin(1)
+""" + call)
+    assert program("end()") == 0
+    program.do("gate.set()\nassert cuda.cuStreamSynchronize(other) == 0")
+    assert read_file(path)[:4] == b"last"
+
+
+@only_here
 def test_a_capture_that_the_default_stream_would_wait_for(gpu):
     """Of a stream that is not apart from it: then even to ask the default stream something is an error, and it can't be used."""
     m = gpu.mount()
