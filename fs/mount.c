@@ -554,10 +554,32 @@ static bool is_fake(const struct fs_options *options)
     return is_mount;
 }
 
+/* What the data directory's own mount refuses is not allowed unasked, as at the mount (fs/session.c): of what
+ * was not said then nobody knows that it has to be said again. Where it is mounted over, or has another name
+ * (fsname=), what is refused now stays. */
+static unsigned long refused_unasked(const struct fs_options *options)
+{
+    static const struct {
+        const char *opposite;
+        unsigned long flag;
+    } refusals[] = {{"suid", MS_NOSUID}, {"dev", MS_NODEV}, {"exec", MS_NOEXEC}};
+    unsigned long flags = 0;
+    struct statvfs st;
+
+    if (statvfs(options->data, &st) && statvfs(options->mountpoint, &st))
+        return 0; /* nor will it be mounted anew */
+    for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++)
+        if (st.f_flag & refusals[i].flag && !options_ask_for(options, refusals[i].opposite))
+            flags |= refusals[i].flag;
+    return flags;
+}
+
 /* mount(8) comes here for it, too. The kernel keeps these flags itself: the daemon is not told. */
 static int remount(const struct fs_options *options)
 {
-    if (mount("none", options->mountpoint, NULL, MS_REMOUNT | options->remount_flags, NULL) == 0)
+    unsigned long flags = MS_REMOUNT | options->remount_flags | refused_unasked(options);
+
+    if (mount("none", options->mountpoint, NULL, flags, NULL) == 0)
         return 0;
     fs_log(LOG_ERR, "remounting %s: %s", options->mountpoint, strerror(errno));
     return -1;
