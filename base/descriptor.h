@@ -21,4 +21,28 @@ static inline int above_standard(int fd)
     return above;
 }
 
+/* Takes those of the numbers 0, 1 and 2 that are free, by what can be neither read nor written, before
+ * descriptors come from elsewhere: else one stood there for a moment, and what another thread prints just
+ * then would go into it. held_out: to be closed by standard_leave(). */
+static inline void standard_hold(int held_out[STDERR_FILENO + 1])
+{
+    for (int number = 0; number <= STDERR_FILENO; number++) {
+        held_out[number] = -1;
+        if (fcntl(number, F_GETFD) >= 0)
+            continue;
+        int fd = open("/", O_PATH | O_CLOEXEC);
+        if (fd > number) /* another thread has taken it */
+            close(fd);
+        else
+            held_out[number] = fd;
+    }
+}
+
+static inline void standard_leave(const int held[STDERR_FILENO + 1])
+{
+    for (int i = 0; i <= STDERR_FILENO; i++)
+        if (held[i] >= 0)
+            close(held[i]);
+}
+
 #endif

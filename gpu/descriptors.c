@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/lock.h"
 
 /* Guards the list; a fork takes it, so nobody is waited for while it is held. */
@@ -88,13 +89,15 @@ static void forget_others(struct descriptors *own)
 int descriptors_receive(struct descriptors *own, int socket, struct gaia_message *message_out)
 {
     struct pollfd wait = {.fd = socket, .events = POLLIN};
-    int error;
+    int error, held[STDERR_FILENO + 1];
 
     do {
         while (poll(&wait, 1, -1) < 0 && errno == EINTR)
             ;
         pthread_mutex_lock(&lock);
+        standard_hold(held);
         error = gaia_message_receive_now(socket, message_out, own->fds);
+        standard_leave(held);
         if (has_any(own))
             LIST_INSERT_HEAD(&list, own, link);
         pthread_mutex_unlock(&lock);

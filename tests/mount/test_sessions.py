@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from conftest import so_much
 from files import make, pattern
 from helpers import PAGE, ROWS, Plan, agents, client_with_faults, daemon_with_faults, read_file, wait_until  # noqa: F401
 
@@ -332,3 +333,52 @@ def test_what_is_printed_into_a_mapping_whose_daemon_is_dead(mount, agents, work
     wait_until(lambda: b"gaia:gone" in read_file(f"/proc/{agent('child')}/maps"), what="something else is there")
     agent.do("os.write(let_go, b'.')")
     assert agent("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == -signal.SIGBUS
+
+
+# One that has closed its standard output, and prints while it maps.
+PRINTS = """
+import fcntl, threading
+
+def map_and_print():
+    high, ended = fcntl.fcntl(os.open(path, os.O_RDWR), fcntl.F_DUPFD, 20), False
+    device = gaia.Device()
+    kept = device.mmap(high, PAGE)
+    os.close(1)
+
+    def print_on():
+        while not ended:
+            try:
+                os.write(1, b'X')
+            except OSError:
+                pass
+
+    threads = [threading.Thread(target=print_on) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(count):
+        kept[100] = number % 251
+        device.mmap(high, PAGE).unmap()
+        if kept[0] != first:
+            break
+    ended = True
+    for thread in threads:
+        thread.join()
+    kept.release()
+    return kept[0] != first
+
+child = os.fork()
+if not child:
+    try:
+        os._exit(map_and_print())
+    except BaseException:
+        os._exit(99)
+"""
+
+
+def test_what_is_printed_without_standard_output(mount, agents):
+    """A descriptor that the daemon sends is never standard output, not even for a moment."""
+    path = make(mount(), pattern(PAGE))
+    agent = agents()
+    agent.do(PRINTS, path=path, first=pattern(PAGE)[0], count=so_much(4000, 1500))
+    assert agent("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 0
+    assert read_file(path)[:1] == pattern(PAGE)[:1]
