@@ -30,7 +30,8 @@ static int track_there(struct nodes *nodes, const struct node_name *name, bool *
     *elsewhere_out = false;
     nodes_follows(nodes, name, &told);
     unsigned member = nodes_home_of(nodes, name);
-    int error = nodes_get_home(nodes, member, &session);
+    /* This node itself, as whom the caller took for it has gone meanwhile: he looks once more. */
+    int error = member == nodes->self ? -ESTALE : nodes_get_home(nodes, member, &session);
     if (error)
         return error;
     error = nodes_ask(session, NODE_CALLS, NODE_TRACK, &(struct node_request){.name = *name}, &reply);
