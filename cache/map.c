@@ -376,6 +376,8 @@ int cache_map_attach(struct cache_client *client, uint32_t id, uint64_t address)
             maps_attach(&client->maps, map);
     }
     pthread_mutex_unlock(&client->lock);
+    if (error && cache_file_is_lost(map->file)) /* since it was mapped */
+        error = -ESTALE;
     cache_map_put(map);
     return error;
 }

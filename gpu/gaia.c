@@ -304,7 +304,7 @@ static int map_frames(struct gaia_mapping *mapping, struct gaia_message *request
 #define SESSIONS_TRIED 8u
 
 /* A session by which nothing is mapped its daemon may be about to end, for another's sake: then by a new one.
- */
+ * Of a file whose home goes before the map has its place, it is made anew at the next home. */
 static int map_by_session(struct gaia_mapping *mapping, const struct gaia_ioctl_token *token,
                           const struct gaia_message *request)
 {
@@ -327,8 +327,8 @@ static int map_by_session(struct gaia_mapping *mapping, const struct gaia_ioctl_
         ended = error && mapping->session->dead;
         if (error)
             gaia_session_put(mapping->session);
-    } while (ended && ++tries < SESSIONS_TRIED);
-    return error == -ECONNABORTED ? -EUSERS : error;
+    } while ((ended || error == -ESTALE) && ++tries < SESSIONS_TRIED);
+    return error == -ECONNABORTED ? -EUSERS : error == -ESTALE ? -EIO : error;
 }
 
 /* Of a device that is held. 0 or a negative errno. */

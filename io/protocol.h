@@ -48,7 +48,8 @@ enum gaia_op {
                     descriptors: frames, shared state; value[0]: bytes of a chunk (then there is no
                     descriptor of frames), or 0. ECONNABORTED: the connection is about to end, as it had no
                     map and others need its place: by a new one */
-    GAIA_OP_ATTACH,  /* map, address: the frames are mapped there and registered for faults */
+    GAIA_OP_ATTACH,  /* map, address: the frames are mapped there and registered for faults. -ESTALE: the
+                        file's home has gone since MAP; to be mapped anew */
     GAIA_OP_UNMAP,   /* map */
     GAIA_OP_ACQUIRE, /* map, offset, bytes -> value[0]: changes; value[1]: how many touches were refused since
                         the map was made: when that number has grown, what is not there must be refreshed */

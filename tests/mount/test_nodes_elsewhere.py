@@ -88,6 +88,25 @@ def test_a_home_that_has_given_the_file_up(three, agents, op):  # noqa: F811
     os.close(fd)
 
 
+def test_a_home_that_goes_before_a_map_has_its_place(three, agents):  # noqa: F811
+    """It has made the map. The program's memory is still to be told: the map is made anew at the next home."""
+    nodes, before, home = three
+    before.do("home", C)
+    assert home.do("frames", 0, 0) == 0  # of soft:0: number 1
+    for word, number in ("value", 1), ("second", 1):
+        assert home.do(word, OPS["NODE_MAP"], number) == 0
+    home.do("pause", OPS["NODE_ATTACH"], 20000)
+    before.do("answer", OPS["NODE_MAP"], -errno.ENOSPC)
+    with ThreadPoolExecutor(1) as pool:
+        mapped = pool.submit(error_of, Program, agents(), nodes.path(0))
+        wait_until(lambda: home.do("asked", OPS["NODE_ATTACH"]))
+        for op in "TRACK", "OPEN":
+            assert before.do("answer", OPS[f"NODE_{op}"], 0) == 0
+        home.kill()
+        assert mapped.result() == errno.ENOSPC
+    assert before.do("asked", OPS["NODE_MAP"]) == 1
+
+
 def test_what_a_home_that_has_given_a_file_up_answers(meet):  # noqa: F811
     """To an agent that is not told: that it has, and to TRACK and OPEN who is its home by now."""
     daemon, path, member = meet(home="a")
