@@ -20,9 +20,11 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "cache/collect.h"
@@ -252,6 +254,14 @@ static int invalidate(struct cache_file *file, const struct release_work *work, 
     return error;
 }
 
+/* Whether a write takes set-id bits away. */
+static bool loses_bits(mode_t mode)
+{
+    const mode_t group = S_ISGID | S_IXGRP; /* without the latter the former means mandatory locking */
+
+    return mode & S_ISUID || (mode & group) == group;
+}
+
 /* What a write() does to a file besides its bytes: rule 1. Without times only what must not stay. Whether
  * anything was done. Lock held. */
 static bool stamp_modified(struct cache_file *file, bool times)
@@ -262,13 +272,8 @@ static bool stamp_modified(struct cache_file *file, bool times)
 
     if (times && futimens(file->fd, now) && errno == EPERM)
         futimens(file->fd, NULL); /* who may only write the file, and does not own it, may set both or none */
-    if (!fstat(file->fd, &st) && st.st_mode & (S_ISUID | S_ISGID)) {
-        mode_t keep = st.st_mode & ~(mode_t)S_ISUID;
-        if (st.st_mode & S_IXGRP) /* without it the bit means mandatory locking */
-            keep &= ~(mode_t)S_ISGID;
-        if (keep != st.st_mode)
-            done |= !fchmod(file->fd, keep & 07777);
-    }
+    if (!fstat(file->fd, &st) && loses_bits(st.st_mode)) /* a chmod() may come between: Linux looks itself */
+        done |= !fchownat(file->fd, "", (uid_t)-1, (gid_t)-1, AT_EMPTY_PATH);
     done |= !fremovexattr(file->fd, "security.capability");
     file_stamp(file, unchanged);
     return done;

@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import subprocess
+import threading
 import time
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 import gaia
 from files import Opened, everyone_reads, make, pattern
 from gpu_fixture import MAP
-from helpers import PAGE, SIGBUS_CODE, AgentDied, agents, cuda_standin, devices, error_of, read_file, write_file  # noqa: F401
+from helpers import (ALL_ROWS, PAGE, SIGBUS_CODE, AgentDied, agents, cuda_standin, daemon_with_faults, devices,  # noqa: F401
+                     error_of, read_file, wait_until, write_file)
 
 # --- files that change under a mapping --------------------------------------------------------------------------------
 
@@ -263,6 +265,31 @@ def test_a_release_to_a_file_of_somebody_else(mount, devices):
     assert read_file(path) == b"\0\1" + bytes(PAGE - 2)
 
 
+def test_a_release_beside_a_chmod(mount, devices, workdir, monkeypatch):
+    """It clears the set-id bits of what the mode is at that moment: nobody may read again what a chmod() has just made private."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("timeout=0", env=env)
+    path = make(m, bytes(PAGE))
+    os.chmod(path, 0o4755)
+    opened = Opened(devices(), path)
+    opened.map[1] = 1
+    for row in "fchmod", "fchownat":  # whichever it calls waits for a moment
+        calls = plan.calls[ALL_ROWS.index(row)]
+        plan.arm_wait(ALL_ROWS.index(row), 700, 1, False)
+        release = threading.Thread(target=opened.map.release)
+        release.start()
+        wait_until(lambda: plan.calls[ALL_ROWS.index(row)] > calls or not release.is_alive(), what="it calls, or ends")
+        if plan.calls[ALL_ROWS.index(row)] > calls:
+            break
+        release.join()
+        os.chmod(path, 0o4755)
+        opened.map[1] = 2
+    assert release.is_alive()
+    os.chmod(path, 0o600)
+    release.join()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
 def made_a_program(m, devices):
     """(a file of which a device has released a byte that nobody has read, before it was made a set-id program; it, opened)"""
     path = make(m, bytes(2 * PAGE))
@@ -357,7 +384,7 @@ def test_a_users_release_clears_set_id_bits(mount, devices):
     assert mode == 0o777  # "clears set-id bits as a write would"
 
 
-@pytest.mark.parametrize("before, after", [(0o6710, 0o710), (0o6701, 0o2701), (0o2745, 0o2745), (0o4644, 0o644)])
+@pytest.mark.parametrize("before, after", [(0o6710, 0o710), (0o2710, 0o710), (0o6701, 0o2701), (0o2745, 0o2745), (0o4644, 0o644)])
 def test_set_id_bits_that_a_release_clears(mount, devices, before, after):
     """Without the group's x bit the set-group-ID bit means something else, and stays."""
     m = mount("timeout=0")
