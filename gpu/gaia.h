@@ -291,8 +291,9 @@ struct CUstream_st;
  *
  * A stream that is being captured into a graph can't be used: what is put into it would happen at each
  * launch. While any stream of the GPU is being captured, gaia_macquire() and gaia_mrelease() fail with EBUSY,
- * and end the capture with an error, as all that waits for a GPU does. gaia_mmap() and gaia_munmap() do not
- * disturb it, except for a gaia_munmap() of what is mapped with GAIA_DEMAND.
+ * and end the capture with an error, as all that waits for a GPU does. gaia_mmap(), gaia_munmap(),
+ * gaia_stream_error() and gaia_device_close() do not disturb it, unless they unmap what is mapped with
+ * GAIA_DEMAND.
  *
  * The call itself checks only its arguments. gaia_stream_error() tells what goes wrong later. The range must
  * stay mapped until the stream has got past the call. The call does not wait for other streams.
