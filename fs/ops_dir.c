@@ -20,7 +20,8 @@ void op_opendir(fuse_req_t req, fuse_ino_t nodeid, struct fuse_file_info *fi)
 
     if (reply_if_error(req, path.fd))
         return;
-    fd = descriptors_open_quietly(fs_of(req), path.fd, ".",
+    /* Not by ".": who may read a folder need not be allowed to search it. */
+    fd = descriptors_open_quietly(fs_of(req), AT_FDCWD, proc_path(path.fd).text,
                                   O_RDONLY | O_DIRECTORY | O_CLOEXEC | (fi->flags & O_NOATIME), 0,
                                   folder_atime_flag(fs_of(req)));
     if (reply_if_error(req, fd))

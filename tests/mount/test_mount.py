@@ -641,8 +641,8 @@ def test_a_mount_of_an_ordinary_user(workdir):
         assert file.read() == "STORE"
 
 
-# In a mount namespace of its own, where /dev/fuse is everybody's: the options of an ordinary user's mounts.
-USERS_FLAGS = """
+# In a mount namespace of its own, where /dev/fuse is everybody's: what $5 says on an ordinary user's mount.
+ON_A_USERS_MOUNT = """
 set -eu
 mount -t tmpfs -o "$2" none "$1"
 mknod -m 666 "$1/fuse" c 10 229
@@ -652,17 +652,13 @@ chown 65534 "$1/data" "$1/mnt"
 chmod 755 "$1"
 as_user() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
 as_user "$3/mount.gaiafs" "$1/data" "$1/mnt" $4 2>"$1/log" || { cat "$1/log" >&2; exit 1; }
-grep " $1/mnt " /proc/self/mounts
+eval "$5"
 as_user umount "$1/mnt"
 as_user flock "$1/data" true
 """
 
 
-@needs_root
-@pytest.mark.parametrize("below, options, refused", [
-    ("noexec", "", {"noexec", "nosuid", "nodev"}), ("noexec", "-o exec,suid,dev", {"nosuid", "nodev"}), ("rw", "", {"nosuid", "nodev"})])
-def test_what_a_users_data_directory_refuses_is_not_allowed_unasked(workdir, below, options, refused):
-    """As of root's mounts, noexec, too; the other two any mount of a user has."""
+def on_a_users_mount(workdir, below, options, steps):
     programs, folder = os.path.join(workdir, "programs"), os.path.join(workdir, "folder")
     for path in workdir, programs, folder:
         os.makedirs(path, exist_ok=True)
@@ -670,12 +666,35 @@ def test_what_a_users_data_directory_refuses_is_not_allowed_unasked(workdir, bel
     shutil.copy(MOUNT, programs)
     if not shutil.which("fusermount3"):
         pytest.skip("no fusermount3 here")
-    done = subprocess.run([*APART, "sh", "-c", USERS_FLAGS, "sh", folder, below, programs, options], capture_output=True,
+    done = subprocess.run([*APART, "sh", "-c", ON_A_USERS_MOUNT, "sh", folder, below, programs, options, steps], capture_output=True,
                           text=True, timeout=30)
     if done.returncode == 77:
         pytest.skip("no /dev/fuse of its own here")
     assert done.returncode == 0, done.stderr
-    assert refused == set(done.stdout.split()[3].split(",")) & {"noexec", "nosuid", "nodev"}, done.stdout
+    return done.stdout
+
+
+@needs_root
+@pytest.mark.parametrize("below, options, refused", [
+    ("noexec", "", {"noexec", "nosuid", "nodev"}), ("noexec", "-o exec,suid,dev", {"nosuid", "nodev"}), ("rw", "", {"nosuid", "nodev"})])
+def test_what_a_users_data_directory_refuses_is_not_allowed_unasked(workdir, below, options, refused):
+    """As of root's mounts, noexec, too; the other two any mount of a user has."""
+    text = on_a_users_mount(workdir, below, options, 'grep " $1/mnt " /proc/self/mounts')
+    assert refused == set(text.split()[3].split(",")) & {"noexec", "nosuid", "nodev"}, text
+
+
+LISTS_UNSEARCHED = """
+as_user sh -c 'mkdir "$0/d" && : >"$0/d/f" && chmod 400 "$0/d"' "$1/mnt"
+for top in "$1/data" "$1/mnt"; do as_user find "$top/d" -mindepth 1 -printf '%f ' 2>/dev/null || :; done
+as_user chmod 100 "$1/mnt/d"
+for top in "$1/data" "$1/mnt"; do as_user ls "$top/d" 2>/dev/null || echo no; done
+"""
+
+
+@needs_root
+def test_a_users_folder_that_may_be_read_and_not_searched(workdir):
+    """Its names can be listed, though nothing in it can be looked at."""
+    assert on_a_users_mount(workdir, "rw", "", LISTS_UNSEARCHED) == "f f no\nno\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
