@@ -227,6 +227,13 @@ static int do_map(struct client *client, struct gaia_message *message, int reply
     return said_of_map(error);
 }
 
+static int do_attach(struct client *client, const struct gaia_message *message)
+{
+    int error = cache_map_attach(client->cache, message->map, message->address);
+
+    return error == -ENOENT || error == -ESTALE ? error : said_of_map(error);
+}
+
 bool client_let_go(struct client *client)
 {
     int none = 0;
@@ -354,7 +361,7 @@ static int dispatch(struct client *client, struct gaia_message *message, int *fd
     case GAIA_OP_MAP:
         return do_counted_map(client, message, reply_fds);
     case GAIA_OP_ATTACH:
-        return cache_map_attach(client->cache, message->map, message->address);
+        return do_attach(client, message);
     case GAIA_OP_UNMAP:
         return do_unmap(client, message);
     case GAIA_OP_CHUNK:
