@@ -121,10 +121,21 @@ static void commit(struct cache_file *file, const struct batch *b)
 
 #define FETCH_TRIES 3
 
+/* Of a page nobody knows what it has become. Compared with either of what it may be, it would be released as
+ * if a GPU kernel had stored there what somebody else has overwritten since. The next acquire brings it anew.
+ * (What was stored to it since the release at the beginning of this one goes with it.) */
+static void lose_page(const struct refresh_page *p)
+{
+    struct replica *replica = p->copy->replica;
+
+    cache_device_uncharge(replica->device, replica_forget(p->copy, UINT64_C(1) << p->page));
+    replica_changed(replica);
+}
+
 /* A patch has failed, after it may have changed some of the pages. From now on what they have become counts
  * as what they were granted with, byte by byte: else it would be taken for a GPU kernel's store, or not be
- * patched again when the home has what was there before. (A GPU that can't be asked for it either, after so
- * many tries, has failed for good.) */
+ * patched again when the home has what was there before. A GPU, or its node, may have no memory to tell what
+ * that is. */
 static void keep_patched(struct replica *replica, struct batch *b)
 {
     struct frame_pool *pool = &replica->file->cache->twins;
@@ -142,9 +153,13 @@ static void keep_patched(struct replica *replica, struct batch *b)
         for (size_t at = 0; at < GAIA_PAGE_SIZE && !error; at++)
             if (now[at] == fresh[at])
                 old[at] = fresh[at];
-        if (p->device && !error && !scan_take_twin_of(p->copy, p->page, old))
+        if (error)
+            lose_page(p);
+        else if (p->device && !scan_take_twin_of(p->copy, p->page, old))
             p->copy->blind &= ~(UINT64_C(1) << p->page);
     }
+    for (size_t i = 0; i < b->leaves; i++)
+        replica_settle(b->leaf[i].copy);
 }
 
 /* What has become of a batch, which is empty then. What could not be read is as it was. */

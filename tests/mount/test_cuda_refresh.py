@@ -6,7 +6,7 @@ import os
 import pytest
 
 from gpu_fixture import gpu, make, only_here  # noqa: F401
-from helpers import PAGE, ROWS, agents, daemon_with_faults, read_file  # noqa: F401
+from helpers import MIB, PAGE, ROWS, agents, daemon_with_faults, read_at, read_file, write_at  # noqa: F401
 
 COUNT = 3000  # pages: a dozen batches
 FIRST, KERNELS = 0, 100  # of each page: the byte that a CPU program writes, and the one that a kernel stores
@@ -62,6 +62,34 @@ def test_a_batch_that_the_device_does_not_take(gpu, name, count, turn):
     gpu.heal()
     write_each(path, content, turn)
     all_is_there(program, path, content)
+
+
+@pytest.mark.limit(240)
+def test_a_moment_in_which_the_driver_has_no_memory(gpu):
+    """From each call of an acquire on, until that has failed: then nobody can find out what has become of the pages that were to be
+    changed, of two pieces of the file. What is written there afterwards is not undone by a release."""
+    m = gpu.mount(options="passthrough=off")
+    path = make(m, bytes(5 * MIB))
+    program = gpu.program(path)
+    places, failed = (7 * PAGE, 3 * MIB), 0
+    for count in range(1, 100):
+        program.do("for at in places:\n    map[at + KERNELS] = count", places=places, count=count, KERNELS=KERNELS)
+        for at in places:
+            write_at(path, b"%04d early" % count, at)
+        gpu.fail("*", -count, 2)
+        error = acquire_fails(program)
+        gpu.heal()
+        for at in places:
+            write_at(path, b"%04d later" % count, at)
+        program.do("map.release()")
+        found = [read_at(path, KERNELS + 1, at) for at in places]
+        assert [(page[:10], page[KERNELS]) for page in found] == 2 * [(b"%04d later" % count, count)], (count, error)
+        program.do("map.acquire()")
+        assert [program("map[at:at + 101]", at=at) for at in places] == found
+        failed += error != 0
+        if not error:
+            break
+    assert failed > 5 and not error
 
 
 @only_here
