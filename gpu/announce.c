@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "io/protocol.h"
 #include "io/reach.h"
 
@@ -17,7 +18,7 @@ void gaia_announce(void)
 
     for (unsigned i = 0; i < GAIA_PROGRAMS_SOCKETS; i++) {
         if (fd < 0)
-            fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+            fd = above_standard(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         snprintf(name, sizeof name, GAIA_PROGRAMS_SOCKET, i);
         if (fd < 0 || reach_address(name, &address, &length))
             return;
