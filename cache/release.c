@@ -262,6 +262,12 @@ static bool loses_bits(mode_t mode)
     return mode & S_ISUID || (mode & group) == group;
 }
 
+/* Who may only write the file, and does not own it, may set both times to now, or none. */
+static void stamp_times(struct cache_file *file)
+{
+    futimens(file->fd, NULL);
+}
+
 /* What a write() does to a file besides its bytes: rule 1. Without times only what must not stay. Whether
  * anything was done. Lock held. */
 static bool stamp_modified(struct cache_file *file, bool times)
@@ -271,7 +277,7 @@ static bool stamp_modified(struct cache_file *file, bool times)
     bool unchanged = file_unchanged(file), done = times;
 
     if (times && futimens(file->fd, now) && errno == EPERM)
-        futimens(file->fd, NULL); /* who may only write the file, and does not own it, may set both or none */
+        stamp_times(file);
     if (!fstat(file->fd, &st) && loses_bits(st.st_mode)) /* a chmod() may come between: Linux looks itself */
         done |= !fchownat(file->fd, "", (uid_t)-1, (gid_t)-1, AT_EMPTY_PATH);
     done |= !fremovexattr(file->fd, "security.capability");
