@@ -442,23 +442,43 @@ static struct gaia_mapping *find_owner(const uint8_t *address, size_t length)
     return mapping;
 }
 
+/* Whether nothing was there. What is there now keeps others out. */
+static bool take_free(uint8_t *address, size_t length)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+
+    return mmap(address, length, PROT_NONE, flags, -1, 0) == address;
+}
+
+/* Takes what is free from an address on, or down from it, `most` bytes of it. How many they were. */
+static size_t take_all_free(uint8_t *address, size_t most, bool down)
+{
+    size_t taken = 0;
+
+    for (size_t step = (size_t)1 << 46; step >= SHARED_PAGE_SIZE; step /= 2)
+        if (step <= most - taken && take_free(down ? address - taken - step : address + taken, step))
+            taken += step;
+    return taken;
+}
+
 /* Take what was mapped there away: what of it is the other mapping's is blocked, as it was before, so that
- * nothing else comes there. 0 or -ENOMEM. Lock held. */
+ * nothing else comes there; and with it all of its hole, which may have room for a million of what was
+ * mapped. 0 or -ENOMEM. Lock held. */
 static int give_back(struct gaia_mapping *mapping, uint8_t *address, size_t length)
 {
     uint8_t *end = address + length, *other = mapping->address, *other_end = other + mapping->length;
     uint8_t *from = address > other ? address : other, *to = end < other_end ? end : other_end;
 
+    from -= take_all_free(from, (size_t)(from - other), true);
+    to += take_all_free(to, (size_t)(other_end - to), false);
     int error = block(mapping, from, (size_t)(to - from));
-    if (error) {
-        munmap(address, length);
-        return error;
-    }
-    if (from > address)
+    if (error)
+        munmap(from, (size_t)(to - from));
+    if (address < from)
         munmap(address, (size_t)(from - address));
-    if (to < end)
+    if (end > to)
         munmap(to, (size_t)(end - to));
-    return 0;
+    return error;
 }
 
 /* Lock held. */

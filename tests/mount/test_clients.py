@@ -461,6 +461,42 @@ time.sleep(0.3)  # the daemon places what comes next, too
     child.end()
 
 
+@pytest.mark.traps
+def test_a_large_hole_is_given_back_at_once(mount, agents):
+    """A map of a page has room in it millions of times."""
+    size = 32 << 30
+    m = mount()
+    first, second = make(m, b"1" * PAGE, "first"), make(m, b"2" * PAGE, "second")
+    os.truncate(first, size)
+    child = agents()
+    child.do("""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+device = gaia.Device()
+fds = [os.open(path, os.O_RDWR) for path in paths]
+one = device.mmap(fds[0], size)
+hole, end = one.address + PAGE, one.address + size - PAGE
+one.unmap(PAGE, size - 2 * PAGE)
+MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 2, 0x10, 0x20, 0x4000
+flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+assert libc.mmap(hole, end - hole, 0, flags | MAP_FIXED, -1, 0) == hole
+assert libc.munmap(hole, end - hole) == 0
+while not hole <= (at := libc.mmap(None, PAGE, 0, flags, -1, 0)) < end:  # what is free above it is taken
+    pass
+assert libc.munmap(at, PAGE) == 0
+""", paths=[first, second], size=size)
+    begin = time.monotonic()
+    child.do("two = device.mmap(fds[1], PAGE)")
+    assert time.monotonic() - begin < 5
+    assert child("not hole <= two.address < end and two[:] == b'2' * PAGE and one[0] == ord('1')")
+    child.do("one.unmap()")
+    assert child("libc.mmap(hole - PAGE, size, 0, flags | 0x100000, -1, 0) == hole - PAGE")  # MAP_FIXED_NOREPLACE: it is free
+    child.end()
+
+
 def unmap_in_parts(path):
     mapping = open_map(gaia.Device(), path)
     mapping.unmap(4 * PAGE, 3 * PAGE)
