@@ -471,9 +471,12 @@ static int give_back(struct gaia_mapping *mapping, uint8_t *address, size_t leng
 
     from -= take_all_free(from, (size_t)(from - other), true);
     to += take_all_free(to, (size_t)(other_end - to), false);
+    bool stands = !mapping->extents && !mapping->cut; /* as it was mapped, and is to end so */
     int error = block(mapping, from, (size_t)(to - from));
     if (error)
         munmap(from, (size_t)(to - from));
+    else
+        mapping->shown |= stands;
     if (address < from)
         munmap(address, (size_t)(from - address));
     if (end > to)

@@ -42,7 +42,7 @@ struct gaia_mapping {
     LIST_ENTRY(gaia_mapping) link;
     LIST_ENTRY(gaia_mapping) leave; /* of those that are in the table no more */
     unsigned extents;               /* in the table */
-    bool shown;                     /* a part that was unmapped could not be blocked */
+    bool shown;                     /* a part that was unmapped could not be, or was not, blocked */
     unsigned references;            /* extents and calls under way */
     unsigned cut; /* 0: none of its addresses was blocked yet; else a number of 15 bits, which few have */
     /* state->changes as of the last acquire of the whole mapping; 0: none yet. */

@@ -15,7 +15,7 @@ import gaia
 from conftest import measures_memory, so_much
 from files import make, open_map
 from helpers import (MIB, PAGE, ROWS, AgentDied, Plan, agents, client_with_faults, devices, error_of,  # noqa: F401
-                     functions_of, make_random, memory_kib, read_file, repeats, stand_still, statistics, tool, wait_until, write_file)
+                     functions_of, make_random, memory_kib, read_file, repeats, stand_still, standing_still, statistics, tool, wait_until, write_file)
 
 SANITIZED = bool(os.environ.get("GAIAFS_SANITIZE"))
 
@@ -494,6 +494,43 @@ assert libc.munmap(at, PAGE) == 0
     assert child("not hole <= two.address < end and two[:] == b'2' * PAGE and one[0] == ord('1')")
     child.do("one.unmap()")
     assert child("libc.mmap(hole - PAGE, size, 0, flags | 0x100000, -1, 0) == hole - PAGE")  # MAP_FIXED_NOREPLACE: it is free
+    child.end()
+
+
+@pytest.mark.traps
+def test_a_hole_of_a_mapping_that_goes_leaves_nothing(mount, agents):
+    """Its daemon takes its time. What comes into the hole meanwhile is moved; and all of the mapping goes in the end."""
+    going, other = mount(), mount()
+    path, second = make(going, b"1" * 64 * PAGE), make(other, b"2" * PAGE)
+    child = agents()
+    child.do("""
+import ctypes, threading
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+device = gaia.Device()
+fds = [os.open(path, os.O_RDWR) for path in paths]
+device.mmap(fds[1], PAGE).unmap()
+one = device.mmap(fds[0], 64 * PAGE)
+hole = one.address + 16 * PAGE
+threads = threading.Thread(target=one.unmap)
+""", paths=[path, second])
+    with standing_still(going.pid):
+        child.do("""
+threads.start()
+time.sleep(0.3)
+assert libc.munmap(hole, 16 * PAGE) == 0
+while not hole <= (at := libc.mmap(None, PAGE, 0, 0x22, -1, 0)) < hole + 16 * PAGE:  # what is free above it is taken
+    pass
+assert libc.munmap(at, PAGE) == 0
+two = device.mmap(fds[1], PAGE)
+assert threads.is_alive()
+""")
+    child.do("threads.join()")
+    assert child("two[:] == b'2' * PAGE")
+    assert child("[page for page in range(64) if libc.mmap(one.address + page * PAGE, PAGE, 0, 0x22 | 0x100000, -1, 0) != one.address + "
+                 "page * PAGE]") == []  # MAP_FIXED_NOREPLACE: it is free
     child.end()
 
 
