@@ -100,13 +100,16 @@ static bool is_doubtful(int error)
 }
 
 /* For people, the first time in a row: whoever likes may have the address of a node that does not run; and
- * that one which lives can't be met is no end of a session, of which others hear. nodes->lock is held.
- * text_out: "" where there is nothing to say. */
-static void word_warning(const struct nodes_home *home, int before, char text_out[WARNING])
+ * that one which lives can't be met is no end of a session, of which others hear. But as this node ends, what
+ * it had begun ends with it. nodes->lock is held. text_out: "" where there is nothing to say. */
+static void word_warning(const struct nodes *nodes, const struct nodes_home *home, int before,
+                         char text_out[WARNING])
 {
     bool doubtful = is_doubtful(home->error);
 
     text_out[0] = '\0';
+    if (nodes->stop)
+        return;
     if (doubtful ? !is_doubtful(before) : home->error != before && meet_lives(home->error))
         snprintf(text_out, WARNING, "node %s %s: %s", home->member.name,
                  doubtful ? "is taken to be down" : "could not be met", home->why);
@@ -195,7 +198,7 @@ static int connect_home(struct nodes *nodes, unsigned member)
         pthread_cond_broadcast(&nodes->stopped);
     }
     odds_note(home, error, more);
-    word_warning(home, before, warning);
+    word_warning(nodes, home, before, warning);
     odds_judge(nodes, odds);
     pthread_cond_broadcast(&nodes->changed);
     pthread_mutex_unlock(&nodes->lock);

@@ -413,6 +413,18 @@ def test_what_answers_as_no_node_does_is_no_node(cluster):
         listens.wait()
 
 
+def test_a_node_that_ends_says_nothing_of_whom_it_meets(cluster):
+    """What it has begun to say to another one ends with it, and not because of that one."""
+    nodes = cluster(2, "timeout=0,peer_timeout=2")
+    wait_until(lambda: statistics(nodes[0].mnt)["nodes"]["nodes"][1]["home"], what="they have met")
+    with standing_still(nodes[1].pid):
+        wait_until(lambda: not statistics(nodes[0].mnt)["nodes"]["nodes"][1]["home"], what="the session ends")
+        time.sleep(0.5)  # it connects anew, which is not answered for two seconds
+        assert "node b" not in nodes[0].log_text()
+        nodes[0].unmount()
+        assert "node b" not in nodes[0].log_text(), nodes[0].log_text()
+
+
 def test_who_follows_first_loses_nothing_to_who_follows_last(cluster, agents):
     """While a file is announced, a node that was not told yet writes past the home. What it writes stays when one that was told, and
     has the page from before, stores to another byte of it."""
