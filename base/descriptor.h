@@ -38,11 +38,15 @@ static inline void standard_hold(int held_out[STDERR_FILENO + 1])
     }
 }
 
+/* But for what another thread has put there meanwhile (dup2()), unless it does so just between our look and
+ * close(): nothing of Linux closes on a condition. */
 static inline void standard_leave(const int held[STDERR_FILENO + 1])
 {
-    for (int i = 0; i <= STDERR_FILENO; i++)
-        if (held[i] >= 0)
+    for (int i = 0; i <= STDERR_FILENO; i++) {
+        int flags = held[i] >= 0 ? fcntl(held[i], F_GETFL) : -1;
+        if (flags >= 0 && flags & O_PATH)
             close(held[i]);
+    }
 }
 
 #endif
