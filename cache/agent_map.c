@@ -114,7 +114,7 @@ int agent_map_attach(struct cache_map *map, uint64_t address, struct gaia_frames
                       NULL);
     if (error)
         frames->ops->detach(*frames_out);
-    return error;
+    return error == -ENOENT ? -EIO : error; /* the map is known here */
 }
 
 void agent_map_end(struct cache_map *map)

@@ -108,7 +108,8 @@ def test_a_home_that_goes_before_a_map_has_its_place(three, agents):  # noqa: F8
 
 
 def test_a_home_that_refuses_a_map_by_a_word_of_the_daemons(three, agents):  # noqa: F811
-    """ECONNABORTED is what the daemon says of a program's connection that it is about to end: to libgaia it is EIO, and all goes on."""
+    """ECONNABORTED is what the daemon says of a program's connection that it is about to end, and ENOENT of a map that it does not
+    know: to libgaia they are EIO, and all goes on."""
     nodes, before, home = three
     nodes.make(bytes(PAGE), "own", home=A)
     program = Program(agents(), nodes.path(0, "own"), cpu=False)
@@ -117,10 +118,11 @@ def test_a_home_that_refuses_a_map_by_a_word_of_the_daemons(three, agents):  # n
     assert home.do("frames", 0, 0) == 0  # of soft:0: number 1
     for word, number in ("value", 1), ("second", 1):
         assert home.do(word, OPS["NODE_MAP"], number) == 0
-    home.do("answer", OPS["NODE_ATTACH"], -errno.ECONNABORTED)
     program.agent.do("other = os.open(path, os.O_RDWR)", path=nodes.path(0))
-    assert error_of(program.agent.do, "dev.mmap(other, 4096)") == errno.EIO
-    assert home.do("asked", OPS["NODE_ATTACH"]) == 1
+    for times, word in enumerate((errno.ECONNABORTED, errno.ENOENT), 1):
+        home.do("answer", OPS["NODE_ATTACH"], -word)
+        assert error_of(program.agent.do, "dev.mmap(other, 4096)") == errno.EIO
+        assert home.do("asked", OPS["NODE_ATTACH"]) == times
     program.device_store(0, b"x")
     program.release()
 
