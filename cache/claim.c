@@ -149,9 +149,8 @@ static int replace(struct cache_file *file, int fd, bool held)
     return error;
 }
 
-int claim_reopen(struct cache_file *file, int fd)
+static int reopen(struct cache_file *file, int fd, bool held)
 {
-    bool claims = file->cache->config.shared, held = claims && begin_reopen(&file->claim);
     /* The two share it, until the new one has it alone. */
     int error = held ? lock_byte(fd, F_RDLCK, CLAIM_BYTE) : 0;
 
@@ -159,12 +158,21 @@ int claim_reopen(struct cache_file *file, int fd)
         error = replace(file, fd, held);
     if (!error && held)
         error = lock_backing(file, F_WRLCK);
-    if (!error && held && file->given_up) { /* after claim_give_up() */
+    if (held && file->given_up) { /* after claim_give_up() */
         lock_backing(file, F_UNLCK);
         error = -EIO;
     }
     if (!error)
         file->writable = true;
+    return error;
+}
+
+int claim_reopen(struct cache_file *file, int fd)
+{
+    bool claims = file->cache->config.shared, held = claims && begin_reopen(&file->claim);
+    /* Another map may have been first: then the claim is a writer's, which keeps fd out. */
+    int error = file->writable ? 0 : reopen(file, fd, held);
+
     if (claims)
         end_reopen(file, held);
     return error;

@@ -126,6 +126,30 @@ def test_a_file_that_is_stored_to_after_it_was_immutable(mount, devices, agents,
         os.close(theirs)
 
 
+def test_two_that_store_to_a_file_after_it_was_immutable(mount, devices, agents, workdir, monkeypatch):
+    """Both find that it could not be opened for writing. The claim of the first that opens it anew does not keep the other one out."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("shared", env=env)
+    path, below = make(m, pattern(PAGE)), os.path.join(m.data, "f")
+    if subprocess.run(["chattr", "+i", below], capture_output=True).returncode:
+        pytest.skip("no chattr +i here")
+    try:
+        reads = Opened(devices(), path, prot=gaia.PROT_READ)
+        assert reads.map[:] == pattern(PAGE)
+    finally:
+        subprocess.run(["chattr", "-i", below], check=True)
+    programs = [agents() for _ in range(2)]
+    for program in programs:
+        program.do("device, fd = gaia.Device('soft:1'), os.open(path, os.O_RDWR); reads = device.mmap(fd, 4096, gaia.PROT_READ)", path=path)
+    plan.arm_wait(ALL_ROWS.index("fcntl64"), 700, 1, False)  # that locks the file for the new descriptor
+    calls = plan.calls[ALL_ROWS.index("fcntl64")]
+    programs[0].start("map = device.mmap(fd, 4096)")
+    wait_until(lambda: plan.calls[ALL_ROWS.index("fcntl64")] > calls, what="it is opened anew")
+    programs[1].do("map = device.mmap(fd, 4096); map[9] = 1; map.release()")
+    programs[0].finish()
+    assert read_file(path) == pattern(PAGE)[:9] + b"\1" + pattern(PAGE)[10:]
+
+
 def test_truncate_with_o_trunc_while_mapped(mount, devices):
     m = mount()
     path = make(m, b"1" * 4 * PAGE)
