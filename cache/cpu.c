@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/fsuid.h"
@@ -397,11 +398,14 @@ void cpu_look_at_size(struct cache_file *file, bool unchanged)
         file->ctime = st.st_ctim;
 }
 
-static int write_all(int fd, const void *buffer, size_t length, off_t offset, size_t *done)
+/* append: behind what others have appended in the data directory since offset was the end. */
+static int write_all(int fd, const void *buffer, size_t length, off_t offset, bool append, size_t *done)
 {
     while (*done < length) {
+        struct iovec rest = {.iov_base = (uint8_t *)(uintptr_t)buffer + *done, .iov_len = length - *done};
         fsuid_begin_write(fd);
-        ssize_t n = pwrite(fd, (const uint8_t *)buffer + *done, length - *done, offset + (off_t)*done);
+        ssize_t n = append ? pwritev2(fd, &rest, 1, offset + (off_t)*done, RWF_APPEND)
+                           : pwrite(fd, rest.iov_base, rest.iov_len, offset + (off_t)*done);
         fsuid_end_write();
         if (n < 0 && errno == EINTR)
             continue;
@@ -420,7 +424,7 @@ static int write_healed(struct cache_file *file, int fd, const uint8_t *buffer, 
     int error = 0;
 
     if (LIST_EMPTY(&file->window.heals) && !file->kernels.old && !file->kernels.late)
-        return write_all(fd, buffer, length, offset, done);
+        return write_all(fd, buffer, length, offset, false, done);
     while (!error && *done < length) {
         off_t at = offset + (off_t)*done;
         size_t room = GAIA_PAGE_SIZE - (size_t)at % GAIA_PAGE_SIZE, part = 0;
@@ -428,7 +432,7 @@ static int write_healed(struct cache_file *file, int fd, const uint8_t *buffer, 
         const uint8_t *bytes = heal_merge(file, node, buffer + *done, at, n, healed), *put = bytes;
         error = kernels_merge(file, node, bytes, at, n, merged, &put);
         if (!error)
-            error = write_all(fd, put, n, at, &part);
+            error = write_all(fd, put, n, at, false, &part);
         kernels_wrote_back(file, node, bytes, part, at);
         heal_written_back(file, node, put, part, at);
         *done += part;
@@ -506,8 +510,9 @@ static int apply_write(struct cache_file *file, struct cpu_write *w)
     if (!error)
         error = file_grows(file, w->offset + (off_t)w->length);
     if (!error)
-        error = writes_back ? write_back(file, w->fd, w->buffer, w->length, w->offset, node, &w->done)
-                            : write_all(w->fd, w->buffer, w->length, w->offset, &w->done);
+        error = writes_back
+                    ? write_back(file, w->fd, w->buffer, w->length, w->offset, node, &w->done)
+                    : write_all(w->fd, w->buffer, w->length, w->offset, w->flags & CACHE_IO_APPEND, &w->done);
     if (!writes_back)
         heal_applied(file, w->heal, w->buffer, w->done, w->offset);
     if (plain)

@@ -11,7 +11,8 @@ import threading
 
 import pytest
 
-from helpers import PAGE, error_of, read_file, write_file
+import gaia
+from helpers import ALL_ROWS, PAGE, daemon_with_faults, devices, error_of, read_file, wait_until, write_file  # noqa: F401
 from posix_calls import (as_user, FALLOC_COLLAPSE_RANGE, FALLOC_INSERT_RANGE, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE,
                          FALLOC_UNSHARE_RANGE, FALLOC_ZERO_RANGE, fallocate, link_descriptor)
 
@@ -90,6 +91,34 @@ def test_what_is_not_appended_through_an_append_handle_of_a_file_that_may_not_be
     os.fsync(fd)
     os.close(fd)
     assert read_file(os.path.join(m.data, "f")) == b"xxABx" + b"x" * 4995 + b"STORE" + b"x" * 4995 + b"end"
+
+
+def test_an_append_to_a_tracked_file_beside_one_behind_the_mount(mount, devices, workdir, monkeypatch):
+    """Neither is written over, also where the daemon's descriptor has stopped appending by itself."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("timeout=0", env=env, before=("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"))
+    path, below = os.path.join(m.mnt, "f"), os.path.join(m.data, "f")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o444)
+    os.write(fd, b"x" * 100)
+    fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+    os.pwrite(fd, b"AB", 2)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    mapped = devices().mmap(fd, PAGE, gaia.PROT_READ)
+    assert mapped[:6] == b"xxABxx"
+    rows = [ALL_ROWS.index(row) for row in ("pwrite64", "pwritev64v2")]
+    before = [plan.calls[row] for row in rows]
+    os.write(fd, b"1")
+    row = next(row for row, calls in zip(rows, before) if plan.calls[row] > calls)  # how it appends
+    calls = plan.calls[row]
+    plan.arm_wait(row, 700, 1, False)
+    append = threading.Thread(target=os.write, args=(fd, b"end"))
+    append.start()
+    wait_until(lambda: plan.calls[row] > calls, what="it is about to append")
+    with open(below, "ab") as file:
+        file.write(b"behind the mount")
+    append.join()
+    os.close(fd)
+    assert read_file(below) == b"xxAB" + b"x" * 96 + b"1behind the mountend"
 
 
 def test_open_with_truncation(mount):
