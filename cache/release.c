@@ -20,13 +20,12 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
-#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/set_ids.h"
 #include "cache/collect.h"
 #include "cache/fit.h"
 #include "cache/home.h"
@@ -254,14 +253,6 @@ static int invalidate(struct cache_file *file, const struct release_work *work, 
     return error;
 }
 
-/* Whether a write takes set-id bits away. */
-static bool loses_bits(mode_t mode)
-{
-    const mode_t group = S_ISGID | S_IXGRP; /* without the latter the former means mandatory locking */
-
-    return mode & S_ISUID || (mode & group) == group;
-}
-
 /* Who may only write the file, and does not own it, may set both times to now, or none. */
 static void stamp_times(struct cache_file *file)
 {
@@ -278,8 +269,8 @@ static bool stamp_modified(struct cache_file *file, bool times)
 
     if (times && futimens(file->fd, now) && errno == EPERM)
         stamp_times(file);
-    if (!fstat(file->fd, &st) && loses_bits(st.st_mode)) /* a chmod() may come between: Linux looks itself */
-        done |= !fchownat(file->fd, "", (uid_t)-1, (gid_t)-1, AT_EMPTY_PATH);
+    if (!fstat(file->fd, &st) && set_ids_lost(st.st_mode))
+        done |= set_ids_clear(file->fd);
     done |= !fremovexattr(file->fd, "security.capability");
     file_stamp(file, unchanged);
     return done;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fs/creds.h"
 
-#include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
 #include <linux/capability.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/fsuid.h"
+#include "base/set_ids.h"
 #include "fs/log.h"
 
 #define GROUPS_FEW 256 /* more need memory of their own */
@@ -171,8 +171,7 @@ void creds_end_writes(fuse_req_t req)
 void creds_clear_set_ids(int fd)
 {
     drop_fsetid(); /* a user's write() is another's thread till now */
-    /* Which of them are to go the kernel knows. */
-    (void)!fchownat(fd, "", (uid_t)-1, (gid_t)-1, AT_EMPTY_PATH);
+    set_ids_clear(fd);
     regain_fsetid();
 }
 

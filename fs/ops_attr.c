@@ -12,6 +12,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "base/set_ids.h"
 #include "cache/cache.h"
 #include "fs/answers.h"
 #include "fs/content.h"
@@ -76,6 +77,8 @@ static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set
         return rc;
     rc = fchownat(fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) ? -errno : 0;
     creds_become_self_ungrouped(req);
+    if (rc == 0 && to_set == 0)
+        set_ids_clear_rest(fd);
     return rc;
 }
 

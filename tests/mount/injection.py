@@ -55,9 +55,8 @@ INSTEAD = {
 BETWEEN_NODES = {"EIO", "ENOTCONN"}
 # For a program in another network the daemon has to listen there.
 BETWEEN_NETWORKS = {"ENETUNREACH", "ENOMEM", "EMFILE", "ENOTCONN"}
-# Steps and rows where nobody is told, and what the step sees then: set-id bits stay if they can't be taken away, and a file is root's
-# if setfsuid() fails, which it can't.
-UNHEARD = {("set_ids", "fchownat"): {"WRONG"}, ("users", "syscall"): {"WRONG", "EPERM"}}
+# Steps and rows where nobody is told, and what the step sees then: a file is root's if setfsuid() fails, which it can't.
+UNHEARD = {("users", "syscall"): {"WRONG", "EPERM"}}
 # write() is called for our own eventfds only, which can't fail; nothing could be told to a thread without them.
 LEFT_OUT = {"write"}
 # Those that are tried again for as long as they last; and without UFFDIO_WAKE nobody who waits can be told.

@@ -420,6 +420,19 @@ def test_set_id_bits_that_a_release_clears(mount, devices, before, after):
     assert stat.S_IMODE(os.stat(path).st_mode) == stat.S_IMODE(os.stat(os.path.join(m.data, "f")).st_mode) == after
 
 
+def test_set_id_bits_that_chown_does_not_clear(mount, devices, workdir, monkeypatch):
+    """In a data directory on NFS a chown() that changes no owner does nothing."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("timeout=0", env=env)
+    path = make(m, bytes(PAGE))
+    opened = Opened(devices(), path)
+    os.chmod(path, 0o6755)
+    opened.map[1] = 1
+    plan.arm(ALL_ROWS.index("fchownat"), errno.EPERM, 1, True)
+    opened.map.release()
+    assert plan.landed and stat.S_IMODE(os.stat(path).st_mode) == 0o755
+
+
 def test_file_capabilities_do_not_survive_a_release(mount, devices):
     m = mount()
     path = make(m, bytes(2 * PAGE))
