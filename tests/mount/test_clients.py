@@ -379,6 +379,27 @@ def test_the_middle_of_a_mapping_is_unmapped(mount, agents, resident):
     child.end()
 
 
+# Of a program that looks at its own addresses. take(): whether they were free. make_first(): the next page that Linux gives is
+# there, as it gives from above.
+ADDRESSES = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+PRIVATE = 0x2 | 0x20 | 0x4000  # and anonymous, and not reserved
+MAP_FIXED, MAP_FIXED_NOREPLACE = 0x10, 0x100000
+
+def take(address, length):
+    return libc.mmap(address, length, 0, PRIVATE | MAP_FIXED_NOREPLACE, -1, 0) == address
+
+def make_first(begin, end):
+    while not begin <= (at := libc.mmap(None, PAGE, 0, PRIVATE, -1, 0)) < end:
+        pass
+    assert libc.munmap(at, PAGE) == 0
+"""
+
+
 @pytest.mark.traps
 @pytest.mark.parametrize("whole_at_end", [False, True])
 def test_what_is_put_into_a_hole_stays(mount, agents, whole_at_end):
@@ -388,20 +409,15 @@ def test_what_is_put_into_a_hole_stays(mount, agents, whole_at_end):
     content = make_random("hole").randbytes(64 * PAGE)
     path = make(m, content)
     child = agents()
-    child.do("""
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    child.do(ADDRESSES + """
 fd = os.open(path, os.O_RDWR)
 map = gaia.Device().mmap(fd, 64 * PAGE, 3, gaia.SHARED)
 assert map[:] == content
 map.unmap(16 * PAGE, 16 * PAGE)
 map.unmap(40 * PAGE, 2 * PAGE)
 own = map.address + 20 * PAGE
-MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE = 2, 0x10, 0x20, 0x100000
-assert libc.mmap(own, PAGE, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == 2**64 - 1  # kept free
-assert libc.mmap(own, 4 * PAGE, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == own
+assert not take(own, PAGE)  # kept free
+assert libc.mmap(own, 4 * PAGE, 3, PRIVATE | MAP_FIXED, -1, 0) == own
 ctypes.memset(own, 0x5a, 4 * PAGE)
 mine = b"\x5a" * 4 * PAGE
 """, path=path, content=content)
@@ -415,8 +431,7 @@ mine = b"\x5a" * 4 * PAGE
     else:
         child.do("map.unmap(0, 16 * PAGE)\nmap.unmap(32 * PAGE, 8 * PAGE)\nmap.unmap(42 * PAGE, 22 * PAGE)")
     assert child("ctypes.string_at(own, len(mine)) == mine")
-    free = child("[at for at in range(64) if libc.mmap(map.address + at * PAGE, PAGE, 0, MAP_PRIVATE | MAP_ANONYMOUS | "
-                 "MAP_FIXED_NOREPLACE, -1, 0) == map.address + at * PAGE]")
+    free = child("[at for at in range(64) if take(map.address + at * PAGE, PAGE)]")
     assert free == [at for at in range(64) if not 20 <= at < 24]
     child.end()
 
@@ -430,20 +445,14 @@ def test_no_mapping_comes_into_the_hole_of_another(mount, agents, hole, pages, n
     m = mount()
     first, second = make(m, b"1" * 3072 * PAGE, "first"), make(m, b"2" * 2048 * PAGE, "second")
     child = agents()
-    child.do("""
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    child.do(ADDRESSES + """
 device = gaia.Device()
 fds = [os.open(path, os.O_RDWR) for path in paths]
 one = device.mmap(fds[0], 3072 * PAGE)
 at = one.address + hole * PAGE
-MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE = 2, 0x10, 0x20, 0x100000
 if noticed:
     one.unmap(hole * PAGE, 1024 * PAGE)
-    assert libc.mmap(at, 1024 * PAGE, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at
+    assert libc.mmap(at, 1024 * PAGE, 3, PRIVATE | MAP_FIXED, -1, 0) == at
 assert libc.munmap(at, 1024 * PAGE) == 0
 two = device.mmap(fds[1], pages * PAGE)
 beside = 2048 if hole == 0 else 0
@@ -456,8 +465,7 @@ time.sleep(0.3)  # the daemon places what comes next, too
     child.do("two[9 * PAGE] = 9\ntwo.release()\none.unmap()")
     assert child("two[:] == b'2' * 9 * PAGE + bytes([9]) + b'2' * (pages * PAGE - 9 * PAGE - 1)")
     assert read_file(second) == b"2" * 9 * PAGE + b"\t" + b"2" * (2039 * PAGE - 1)
-    assert child("[page for page in range(3072) if libc.mmap(one.address + page * PAGE, PAGE, 0, MAP_PRIVATE | MAP_ANONYMOUS | "
-                 "MAP_FIXED_NOREPLACE, -1, 0) != one.address + page * PAGE]") == []
+    assert child("all(take(one.address + page * PAGE, PAGE) for page in range(3072))")
     child.end()
 
 
@@ -469,31 +477,22 @@ def test_a_large_hole_is_given_back_at_once(mount, agents):
     first, second = make(m, b"1" * PAGE, "first"), make(m, b"2" * PAGE, "second")
     os.truncate(first, size)
     child = agents()
-    child.do("""
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    child.do(ADDRESSES + """
 device = gaia.Device()
 fds = [os.open(path, os.O_RDWR) for path in paths]
 one = device.mmap(fds[0], size)
 hole, end = one.address + PAGE, one.address + size - PAGE
 one.unmap(PAGE, size - 2 * PAGE)
-MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 2, 0x10, 0x20, 0x4000
-flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
-assert libc.mmap(hole, end - hole, 0, flags | MAP_FIXED, -1, 0) == hole
+assert libc.mmap(hole, end - hole, 0, PRIVATE | MAP_FIXED, -1, 0) == hole
 assert libc.munmap(hole, end - hole) == 0
-while not hole <= (at := libc.mmap(None, PAGE, 0, flags, -1, 0)) < end:  # what is free above it is taken
-    pass
-assert libc.munmap(at, PAGE) == 0
+make_first(hole, end)
 """, paths=[first, second], size=size)
     begin = time.monotonic()
     child.do("two = device.mmap(fds[1], PAGE)")
     assert time.monotonic() - begin < 5
     assert child("not hole <= two.address < end and two[:] == b'2' * PAGE and one[0] == ord('1')")
     child.do("one.unmap()")
-    assert child("libc.mmap(hole - PAGE, size, 0, flags | 0x100000, -1, 0) == hole - PAGE")  # MAP_FIXED_NOREPLACE: it is free
+    assert child("take(hole - PAGE, size)")
     child.end()
 
 
@@ -503,12 +502,7 @@ def test_a_hole_of_a_mapping_that_goes_leaves_nothing(mount, agents):
     going, other = mount(), mount()
     path, second = make(going, b"1" * 64 * PAGE), make(other, b"2" * PAGE)
     child = agents()
-    child.do("""
-import ctypes, threading
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    child.do(ADDRESSES + """
 device = gaia.Device()
 fds = [os.open(path, os.O_RDWR) for path in paths]
 device.mmap(fds[1], PAGE).unmap()
@@ -521,16 +515,13 @@ threads = threading.Thread(target=one.unmap)
 threads.start()
 time.sleep(0.3)
 assert libc.munmap(hole, 16 * PAGE) == 0
-while not hole <= (at := libc.mmap(None, PAGE, 0, 0x22, -1, 0)) < hole + 16 * PAGE:  # what is free above it is taken
-    pass
-assert libc.munmap(at, PAGE) == 0
+make_first(hole, hole + 16 * PAGE)
 two = device.mmap(fds[1], PAGE)
 assert threads.is_alive()
 """)
     child.do("threads.join()")
     assert child("two[:] == b'2' * PAGE")
-    assert child("[page for page in range(64) if libc.mmap(one.address + page * PAGE, PAGE, 0, 0x22 | 0x100000, -1, 0) != one.address + "
-                 "page * PAGE]") == []  # MAP_FIXED_NOREPLACE: it is free
+    assert child("all(take(one.address + page * PAGE, PAGE) for page in range(64))")
     child.end()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The members of several nodes: a list in a file, read again at SIGHUP; and what the death of a home costs who had not synced."""
+import contextlib
 import errno
 import os
 import signal
@@ -377,40 +378,42 @@ def test_nobody_waits_until_who_stands_still_knows_what_is_closed(cluster, agent
     wait_until_forgotten(nodes[1])
 
 
-def test_another_users_process_is_no_node(cluster):
-    """Whoever likes may listen where a node would that does not run: he hears nothing, and homes are chosen without him."""
+@contextlib.contextmanager
+def beside(cluster, program):
+    """A node, and a program that listens where another node would which does not run: (nodes, that process). Homes are chosen
+    without it."""
     nodes = cluster(2, "timeout=0,peer_timeout=2", only=[])
-    listens = subprocess.Popen([sys.executable, "-c", STRANGER, nodes.addresses[1][len("local:"):]], stdout=subprocess.PIPE, text=True)
+    listens = subprocess.Popen([sys.executable, "-c", program, nodes.addresses[1][len("local:"):]], stdout=subprocess.PIPE, text=True)
     try:
         assert listens.stdout.readline() == "listens\n"
         nodes.mount(0)
-        assert listens.stdout.readline() == "heard 0\n"
-        said = [line for line in nodes[0].log_text().splitlines() if "node b is taken to be down" in line]
-        assert len(said) == 1 and "of user 65534" in said[0], nodes[0].log_text()
+        yield nodes, listens
         assert not statistics(nodes[0].mnt)["nodes"]["nodes"][1]["home"]
         nodes.make(pattern(PAGE), home=1)
         assert read_file(nodes.path(0)) == pattern(PAGE)
     finally:
         listens.kill()
         listens.wait()
+
+
+def said_of_node_b(nodes):
+    return [line for line in nodes[0].log_text().splitlines() if "node b is taken to be down" in line]
+
+
+def test_another_users_process_is_no_node(cluster):
+    """Whoever likes may listen where a node would: he hears nothing."""
+    with beside(cluster, STRANGER) as (nodes, listens):
+        assert listens.stdout.readline() == "heard 0\n"
+        said = said_of_node_b(nodes)
+        assert len(said) == 1 and "of user 65534" in said[0], nodes[0].log_text()
 
 
 def test_what_answers_as_no_node_does_is_no_node(cluster):
-    """Homes are chosen without it, and the log says so, once: it may be a node whose program is broken."""
-    nodes = cluster(2, "timeout=0,peer_timeout=2", only=[])
-    listens = subprocess.Popen([sys.executable, "-c", BABBLER, nodes.addresses[1][len("local:"):]], stdout=subprocess.PIPE, text=True)
-    try:
-        assert listens.stdout.readline() == "listens\n"
-        nodes.mount(0)
+    """The log says so, once: it may be a node whose program is broken."""
+    with beside(cluster, BABBLER) as (nodes, _):
         time.sleep(2)  # it tries again and again
-        said = [line for line in nodes[0].log_text().splitlines() if "node b is taken to be down" in line]
+        said = said_of_node_b(nodes)
         assert len(said) == 1 and "HELLO" in said[0], nodes[0].log_text()
-        assert not statistics(nodes[0].mnt)["nodes"]["nodes"][1]["home"]
-        nodes.make(pattern(PAGE), home=1)
-        assert read_file(nodes.path(0)) == pattern(PAGE)
-    finally:
-        listens.kill()
-        listens.wait()
 
 
 def test_a_node_that_ends_says_nothing_of_whom_it_meets(cluster):
