@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import fcntl
+import glob
 import importlib
 import json
 import os
@@ -298,3 +299,13 @@ def test_reliability_page_has_the_number_of_planted_bugs():
     done = subprocess.run([sys.executable, "-B", os.path.join(TOP, "tests", "mutants", "run.py"), "--list"], capture_output=True,
                           text=True, timeout=50, check=True)
     assert f"| {len(done.stdout.splitlines())} bugs, planted one at a time |" in text_of("docs/reliability.md")
+
+
+def test_planted_bugs_name_tests_that_are_there():
+    """A mount test by its function, as it is in its file."""
+    named = set()
+    for path in glob.glob(os.path.join(TOP, "tests", "mutants", "*.txt")):
+        with open(path, encoding="utf-8") as file:
+            named.update(re.findall(r"^catch: .*?mount/(test_\w+\.py)::(\w+)", file.read(), re.M))
+    assert named
+    assert [(name, test) for name, test in sorted(named) if f"\ndef {test}(" not in text_of(f"tests/mount/{name}")] == []
