@@ -115,8 +115,8 @@ void op_read(fuse_req_t req, fuse_ino_t nodeid, size_t size, off_t offset, struc
     }
 }
 
-/* What is appended says so itself (write_backing()), so the descriptor need not: not that of a file that only
- * grows (chattr +a), which keeps the flag. */
+/* What is appended says so itself (write_backing(), cache/cpu.c), so the descriptor need not: not that of a
+ * file that only grows (chattr +a), which keeps the flag. */
 static bool stop_appending(int fd)
 {
     int flags = fcntl(fd, F_GETFL);

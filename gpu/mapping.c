@@ -450,7 +450,7 @@ static bool take_free(uint8_t *address, size_t length)
     return mmap(address, length, PROT_NONE, flags, -1, 0) == address;
 }
 
-/* Takes what is free from an address on, or down from it, `most` bytes of it. How many they were. */
+/* Takes what is free from an address on, or down from it, `most` bytes at most. How many they were. */
 static size_t take_all_free(uint8_t *address, size_t most, bool down)
 {
     size_t taken = 0;
