@@ -13,7 +13,7 @@ jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
 
 ends=arguments,cuda_broken,cuda_limits,deaths,disks,fault_path,injection,leaks,nodes_deaths
-threads=clients,deaths,fault_threads,forks,nodes_babble,sharing
+threads=clients,deaths,fault_threads,forks,nodes_babble,parts,sharing
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_lanes,cuda_paging,cuda_search,nodes_slow,rules

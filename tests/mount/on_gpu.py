@@ -12,7 +12,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
-FILES = "promises clients sharing changes nodes_random".split()
+FILES = "promises clients parts sharing changes nodes_random".split()
 LONG = "deaths disks oracle durability room nodes nodes_calls nodes_deaths nodes_members nodes_names nodes_parting nodes_room nodes_words leaving".split()  # not in the gate
 
 
