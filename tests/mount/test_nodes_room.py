@@ -16,7 +16,7 @@ from helpers import MIB, PAGE, ROWS, AgentDied, Plan, agents, daemon_with_faults
 from nodes import SIDES, Program, check, cluster, tracked, tracked_by_all  # noqa: F401
 from test_disks import fill, small, small_ext4  # noqa: F401
 from test_durability import write_async
-from test_handles import memory_group  # noqa: F401
+from test_small_memory import memory_group  # noqa: F401
 
 
 @pytest.fixture
