@@ -80,6 +80,8 @@ def run_unit(program, env):
 
 
 def units(args):
+    if args.units:
+        return [os.path.join(args.build, "tests", *name.split("/")) for name in args.units.split(",")]
     return [program for folder in FOLDERS if folder not in args.without.split(",")
             for program in sorted(glob.glob(os.path.join(args.build, "tests", folder, "test_*")))
             if os.access(program, os.X_OK) and "." not in os.path.basename(program)]
@@ -175,6 +177,7 @@ def main():
     parser.add_argument("--mounts", action="store_true", help="the mount tests only")
     parser.add_argument("--jobs", type=int, default=1, help="unit tests at a time (1)")
     parser.add_argument("--without", default="", help="no unit tests of these folders, FOLDER,FOLDER...")
+    parser.add_argument("--units", help="only these of the unit tests, FOLDER/test_NAME,FOLDER/test_NAME...")
     parser.add_argument("--files", help="of the mount tests only test_NAME.py of these names, NAME,NAME...")
     parser.add_argument("--but", default="", help="of the mount tests not test_NAME.py of these names, NAME,NAME...")
     parser.add_argument("--select", help="pytest -k")

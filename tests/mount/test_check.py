@@ -44,7 +44,7 @@ def check(workdir):
         done = subprocess.run([sys.executable, "-B", os.path.join(TOP, "tests", "check.py"), "--build", os.path.join(workdir, "build"),
                                "--bin", TOP, "--folder", os.path.join(workdir, "mounts"), *more],
                               capture_output=True, text=True, timeout=50, env=env)
-        lines = done.stdout.splitlines()
+        lines = done.stdout.splitlines() or [""]
         print(done.stdout, done.stderr)
         return done.returncode, lines[-1], [line for line in lines if line.startswith("flaky: ")]
     return run
@@ -69,6 +69,15 @@ def test_unit_programs(check, workdir):
     os.unlink(os.path.join(workdir, "a"))
     code, line, flaky = check("--unit", "--again", "2")
     assert (code, line, len(flaky)) == (1, "3 passed, 1 failed, 0 skipped", 1)
+
+
+def test_some_unit_programs(check, workdir):
+    unit(workdir, "good")
+    unit(workdir, "bad", "exit 3")
+    assert check("--unit", "--units", "io/test_good") == (0, "1 passed, 0 failed, 0 skipped", [])
+    assert check("--unit", "--units", "io/test_good,io/test_bad")[:2] == (1, "2 passed, 1 failed, 0 skipped")
+    os.unlink(os.path.join(workdir, "build", "tests", "io", "test_bad"))
+    assert check("--unit", "--units", "io/test_good,io/test_bad")[0] == 1  # not built
 
 
 @pytest.mark.parametrize("said", ["WARNING: ThreadSanitizer: data race", "Test failed with exception: Segmentation fault(11)"])
