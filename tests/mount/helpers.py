@@ -194,6 +194,15 @@ def threads(pid):
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
+def affinities(pid):
+    """On which processors each of its threads may run. (Some may end meanwhile.)"""
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(ProcessLookupError):
+            found.append(os.sched_getaffinity(int(task)))
+    return found
+
+
 def refused_mount(workdir, options="", data=None, before=(), env=None):
     """Asks for a mount that must be refused; returns what mount.gaiafs says. Arguments as of the fixture mount."""
     import conftest

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import helpers
-from helpers import write_file
+from helpers import affinities, write_file
 
 ALL = os.sched_getaffinity(0)
 REQUESTS = 2000  # of which every one of the threads that wait in the kernel gets its part
@@ -22,8 +22,7 @@ def processors():
 
 def bound(mounted):
     """The processors of those threads that may run on one only."""
-    allowed = [os.sched_getaffinity(int(task)) for task in os.listdir(f"/proc/{mounted.pid}/task")]
-    return {cpu for one in allowed if len(one) == 1 for cpu in one}
+    return {cpu for allowed in affinities(mounted.pid) if len(allowed) == 1 for cpu in allowed}
 
 
 def ask(mounted):

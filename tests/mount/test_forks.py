@@ -189,9 +189,10 @@ def in_accept(pid):
     """The threads of a process that wait for somebody to connect."""
     found = []
     for thread in os.listdir(f"/proc/{pid}/task"):
-        words = read_file(f"/proc/{pid}/task/{thread}/syscall").split()
-        if words[0].isdigit() and int(words[0]) in ACCEPT4:
-            found.append(int(thread))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = read_file(f"/proc/{pid}/task/{thread}/syscall").split()
+            if words[0].isdigit() and int(words[0]) in ACCEPT4:
+                found.append(int(thread))
     return found
 
 

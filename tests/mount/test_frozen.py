@@ -82,7 +82,7 @@ def blocked(pid):
     """How many of its threads wait for what can't be interrupted."""
     count = 0
     for task in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{task}/stat", encoding="ascii") as file:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/task/{task}/stat", encoding="ascii") as file:
             count += file.read().rpartition(")")[2].split()[0] == "D"
     return count
 

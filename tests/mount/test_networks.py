@@ -12,8 +12,8 @@ import pytest
 
 from conftest import not_in_the_gate
 from files import pattern
-from helpers import (BIN, PAGE, ROWS, VERSION, Plan, agents, client_with_faults, daemon_with_faults, get_token,  # noqa: F401
-                     message, read_file, statistics, stand_still, wait_until, write_file)
+from helpers import (BIN, PAGE, ROWS, VERSION, Plan, affinities, agents, client_with_faults, daemon_with_faults,  # noqa: F401
+                     get_token, message, read_file, statistics, stand_still, wait_until, write_file)
 from test_containers import MAP, PID
 
 NET = ("unshare", "--net")
@@ -515,9 +515,7 @@ mapping[:4] = b"more"
 
 def bound_threads(pid):
     """How many threads may not run everywhere."""
-    def allowed(task):
-        return os.sched_getaffinity(int(task))
-    return sum(allowed(task) != os.sched_getaffinity(0) for task in os.listdir(f"/proc/{pid}/task"))
+    return sum(allowed != os.sched_getaffinity(0) for allowed in affinities(pid))
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
