@@ -16,7 +16,7 @@ ends=arguments,cuda_broken,cuda_limits,deaths,disks,fault_path,injection,leaks,n
 threads=clients,deaths,fault_threads,forks,nodes_babble,parts,sharing
 
 # The unit tests run under ASan and UBSan, and under TSan what starts threads. As users get them: these, which are what the optimizer
-# does most to, and what ASan does not follow.
+# does most to, and what is not for sanitizers.
 plain="consistency/test_merge gpu/test_kernels gpu/test_lockstep gpu/test_request_lockstep"
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
