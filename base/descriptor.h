@@ -7,6 +7,17 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+/* One more descriptor of the same, which is not 0, 1 or 2. -1 and errno EMFILE: there is none left, which the
+ * kernel calls EINVAL where RLIMIT_NOFILE allows no others than those. Any thread. */
+static inline int duplicate_above_standard(int fd)
+{
+    int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+
+    if (above < 0 && errno == EINVAL)
+        errno = EMFILE;
+    return above;
+}
+
 /* Takes `fd`, and returns a descriptor of the same that is not 0, 1 or 2: if a program has closed these, what
  * it prints must not go to the daemon, or into a device's memory. A negative fd comes back as it is, with
  * errno. -1 and errno EMFILE: there is none left. Any thread. */
@@ -14,7 +25,7 @@ static inline int above_standard(int fd)
 {
     if (fd < 0 || fd > STDERR_FILENO)
         return fd;
-    int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    int above = duplicate_above_standard(fd);
     int error = errno;
     close(fd);
     errno = error;

@@ -2,7 +2,6 @@
 #include "gpu/descriptors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -59,7 +58,7 @@ static bool has_any(const struct descriptors *own)
 int descriptors_copy(struct descriptors *own, int fd)
 {
     pthread_mutex_lock(&lock);
-    own->fds[0] = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    own->fds[0] = duplicate_above_standard(fd);
     int error = own->fds[0] < 0 ? -errno : 0;
     if (!error)
         LIST_INSERT_HEAD(&list, own, link);

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -63,11 +64,36 @@ static void test_what_a_program_puts_there_stays(void **state)
     assert_int_equal(n, 1);
 }
 
+/* A program that may have its standard descriptors and no others (ulimit -n 3). */
+static void test_where_only_standard_ones_are_allowed(void **state)
+{
+    struct rlimit before, few = {.rlim_cur = STDERR_FILENO + 1};
+    int kept;
+    (void)state;
+
+    close_one(STDIN_FILENO, &kept);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few.rlim_max = before.rlim_max;
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int limited = setrlimit(RLIMIT_NOFILE, &few);
+    int copy = duplicate_above_standard(fd), copy_error = errno;
+    int above = above_standard(fd), above_error = errno;
+    setrlimit(RLIMIT_NOFILE, &before);
+    open_again(STDIN_FILENO, kept);
+    assert_int_equal(fd, STDIN_FILENO);
+    assert_int_equal(limited, 0);
+    assert_int_equal(copy, -1);
+    assert_int_equal(copy_error, EMFILE);
+    assert_int_equal(above, -1);
+    assert_int_equal(above_error, EMFILE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_held_is_free_again),
         cmocka_unit_test(test_what_a_program_puts_there_stays),
+        cmocka_unit_test(test_where_only_standard_ones_are_allowed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
