@@ -38,7 +38,10 @@ static void usage(FILE *to)
 
 int printed(void)
 {
-    return fflush(stdout) || ferror(stdout) ? 1 : 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return 0;
+    fputs("gaiactl: the answer can't be written\n", stderr);
+    return 1;
 }
 
 int command_options(int argc, char **argv, bool *json_out)
@@ -336,7 +339,10 @@ static int print_json(json_t *root)
 {
     /* Names of members are not escaped above: ASCII has no control characters beyond those that JSON escapes.
      */
-    return json_dumpf(root, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII) || putchar('\n') == EOF || printed();
+    int failed = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII);
+
+    putchar('\n');
+    return printed() || failed;
 }
 
 /* What the daemon has sent, as long as it was when it came: another daemon than ours may go on writing. */

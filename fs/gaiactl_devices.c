@@ -113,7 +113,10 @@ static int print_json(json_t *gpus, const char *why, json_t *reads)
     else
         json_object_set_new(root, "cuda_not_used", json_string(why));
     json_object_set(root, "gpu_initiated_reads", reads);
-    int failed = json_dumpf(root, stdout, JSON_INDENT(1)) || putchar('\n') == EOF || printed();
+    int failed = json_dumpf(root, stdout, JSON_INDENT(1));
+
+    putchar('\n');
+    failed |= printed();
     json_decref(root);
     return failed ? 1 : 0;
 }
