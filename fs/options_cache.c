@@ -47,6 +47,9 @@ static int parse_capacity(struct fs_options *options, const char *option)
         }
         capacity = &options->cache.device_capacity_of[device + (cuda ? GAIA_SOFT_MAX : 0)];
         text += used;
+    } else if (strchr(text, '=')) {
+        fs_log(LOG_ERR, "option %s: no device is called so (soft:N=SIZE or cuda:N=SIZE)", option);
+        return -1;
     }
     *capacity = size_parse(text);
     if (capacity == &options->cache.device_capacity) {

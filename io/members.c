@@ -71,7 +71,7 @@ static int parse_name(struct member *member, struct piece text, char *why_out)
 static int parse_local(struct member *member, struct piece socket, char *why_out)
 {
     if (!socket.length)
-        return say(why_out, "member %s: no socket behind local:", member->name);
+        return say(why_out, "member %s: no socket behind local: (a name, and no path)", member->name);
     if (socket.length > SOCKET_MAX)
         return say(why_out, "member %s: a socket's name of more than %u bytes", member->name, SOCKET_MAX);
     if (!is_name(socket))

@@ -87,7 +87,7 @@ def test_help_and_version():
     ("device_cache=soft:1=", "option device_cache=soft:1=: not a size"),
     ("device_cache=soft:999=1M", "there are no more than"),
     ("device_cache=cuda:1000=1M", "there are no more than 16 devices"),
-    ("device_cache=hard:0=1M", "not a size"),
+    ("device_cache=hard:0=1M", "option device_cache=hard:0=1M: no device is called so (soft:N=SIZE or cuda:N=SIZE)"),
     ("device_cache=soft:8=1M", "device_cache=soft:8=: there are no more than 8 devices"),
     ("soft_devices=2,device_cache=soft:2=1M", "there are no more than 2 devices"),
     ("soft_devices=0", "option soft_devices=0: not a number from 1 to 64"),
