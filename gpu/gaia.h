@@ -45,7 +45,8 @@ extern "C" {
 #define GAIA_VERSION_MAJOR 0
 #define GAIA_VERSION_MINOR 1
 
-/** gaia_mmap() flags. */
+/** gaia_mmap() flags. The MAP_* of mmap() are none of them: the numbers of MAP_SHARED and MAP_PRIVATE mean
+ * GAIA_RESIDENT and GAIA_DEMAND here. No mapping is private. */
 #define GAIA_SHARED 0x0   /**< the default: stores are shared with the file */
 #define GAIA_RESIDENT 0x1 /**< gaia_macquire() places the whole range */
 #define GAIA_DEMAND 0x2   /**< place on first touch (the default on a device with faults) */
