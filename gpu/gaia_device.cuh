@@ -27,6 +27,10 @@
  * bytes 0.54, 0.89 and 0.93. So make elements 16 bytes where you can, and the smaller they are, the more of
  * them load at once.
  *
+ * A kernel with a view takes 56 to 96 registers a thread (nvcc 13), and wide elements more; a block of 1024
+ * threads has 64 for each. So launch smaller blocks, or declare the kernel with __launch_bounds__(1024), else
+ * the launch fails (cudaErrorLaunchOutOfResources). load() then spills little or nothing, load_many() more.
+ *
  * For inner loops, a pin keeps a unit where it is and gives a plain pointer to it (for stores use
  * pin_for_stores(), which gives a gaia_pin<float>):
  *

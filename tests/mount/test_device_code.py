@@ -274,6 +274,21 @@ def test_the_headers_own_examples(tmp_path, compiler, here):
     run(toolkit(compiler), "-std=c++17", *flags, "-I", conftest.TOP, "-c", source, "-o", str(tmp_path / "program.o"))
 
 
+@not_in_the_gate
+@pytest.mark.limit(200)
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_the_headers_kernel_in_blocks_of_1024(tmp_path, architecture):
+    """Declared so, as the header says, it has the 64 registers that such a block has for each thread, and spills none."""
+    here = "#define thread threadIdx.x\n#define threads blockDim.x"
+    text = header_examples(here).replace("__global__ void sum", "__global__ void __launch_bounds__(1024) sum", 1)
+    assert "(1024) sum" in text
+    done = subprocess.run([toolkit("nvcc"), "-std=c++17", f"-arch={architecture}", "-Xptxas", "-v", "-I", conftest.TOP, "-cubin", "-o",
+                           str(tmp_path / "program.cubin"), write_program(tmp_path, text, "")], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"entry function '\S*3sum\S*'.*?(\d+) bytes spill stores.*?Used (\d+) registers", done.stderr, re.DOTALL)
+    assert found and int(found[1]) == 0 and int(found[2]) <= 64, done.stderr
+
+
 # --- RDMA reads that a GPU posts ---
 
 READS = """
