@@ -42,6 +42,8 @@ guesses := $(if $(findstring clang,$(CC)),,-Wno-maybe-uninitialized -Wno-format-
 CFLAGS += $(if $(SANITIZE),$(guesses))
 CFLAGS += -std=gnu11 -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -fvisibility=hidden -fPIC -pthread -MMD -MP
 LDFLAGS += -pthread
+# It takes half the time for a program that is linked oftener than it runs. (Debian 12 has it in binutils.)
+LDFLAGS += $(if $(SANITIZE),$(if $(shell command -v ld.gold),-fuse-ld=gold))
 ifeq ($(SANITIZE),address)
 CFLAGS += -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 LDFLAGS += -fsanitize=address,undefined
