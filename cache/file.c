@@ -46,15 +46,21 @@ static int open_backing(int path_fd, atomic_bool *writable_out)
     return fd < 0 ? -errno : fd;
 }
 
-int file_make_writable(struct cache_file *file)
+int file_open_to_write(const struct cache_file *file)
 {
     struct proc_path path = proc_path(file->fd);
+    int fd = open_quietly(&path, O_RDWR);
 
+    return fd >= 0 ? fd : is_forbidden(errno) ? -EACCES : -errno;
+}
+
+int file_make_writable(struct cache_file *file)
+{
     if (file->writable)
         return 0;
-    int fd = open_quietly(&path, O_RDWR);
+    int fd = file_open_to_write(file);
     if (fd < 0)
-        return is_forbidden(errno) ? -EACCES : -errno;
+        return fd;
     int error = claim_reopen(file, fd);
     close(fd);
     return error;

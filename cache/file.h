@@ -106,6 +106,9 @@ void file_unpin_if_empty(struct cache_file *file);
  * the daemon's to write) may be another one by now. Its descriptor keeps its number, as others use it
  * meanwhile. No lock is held; the file is in use. -EACCES: nothing has changed. */
 int file_make_writable(struct cache_file *file);
+/* The same for whom another descriptor will do: it is the caller's to close. It moves no claim, and so waits
+ * for nobody's kernel. */
+int file_open_to_write(const struct cache_file *file);
 
 /* The file's replica on a device, made if there is none; read_only: the one that clients can't write to, on a
  * device that has such. The lock is held. 0 or a negative errno. */

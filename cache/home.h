@@ -25,6 +25,7 @@ struct home_open {
     struct home_session *session;
     uint32_t number;         /* the agent's */
     struct cache_file *file; /* in use */
+    atomic_int fd;           /* its own, to write by, where the file's can't; or -1 */
     struct durable_seen seen;
     struct writers writers;       /* of the agent; under the file's lock */
     LIST_HEAD(, home_read) reads; /* under session->lock */

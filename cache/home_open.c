@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "cache/fit.h"
 #include "cache/internal.h"
@@ -59,6 +60,8 @@ void home_open_put(struct home_open *open)
     pthread_mutex_unlock(&file->lock);
     durable_close(file->durable);
     file_unuse(file);
+    if (open->fd >= 0)
+        close(open->fd);
     free(open);
 }
 
@@ -118,7 +121,8 @@ int home_open_make(struct home_session *agent, const struct node_request *reques
         free(open);
         return error;
     }
-    *open = (struct home_open){.session = agent, .number = request->file, .file = file, .references = 1};
+    *open = (struct home_open){
+        .session = agent, .number = request->file, .file = file, .fd = -1, .references = 1};
     LIST_INIT(&open->reads);
     if (!enter_file(open)) {
         file_unuse(file);
@@ -199,6 +203,24 @@ static int do_read_end(struct home_session *agent, struct home_open *open, const
     return 0;
 }
 
+/* What could not be opened for writing when it was tracked (it was immutable, say) may be by now, and
+ * programs of this node then have descriptors of their own. Not file_make_writable(): who moves the claim
+ * meanwhile may wait for the agent's kernel, which writes back before. */
+static int fd_to_write(struct home_open *open)
+{
+    int own = open->fd, none = -1;
+
+    if (open->file->writable || own >= 0)
+        return open->file->writable ? open->file->fd : own;
+    own = file_open_to_write(open->file);
+    if (own < 0)
+        return own == -EACCES ? -EROFS : own;
+    if (atomic_compare_exchange_strong(&open->fd, &none, own))
+        return own;
+    close(own); /* another request was first */
+    return none;
+}
+
 /* A home that leaves syncs its files once more, for programs that sync elsewhere after it; what it does to a
  * file after that is on storage before it is acknowledged. Called with the result of what was done, after
  * durable_wrote() and the like: that last sync begins after `settles` was set. */
@@ -233,16 +255,15 @@ static int do_write(struct home_session *agent, struct home_open *open, const st
 
     if (!is_range(request, CALL_SLOT_BYTES))
         return -EINVAL;
-    if (!file->writable)
-        return -EROFS;
     const uint8_t *slot = call_slot_serve(agent->session, request->slot);
     if (!slot)
         return -EINVAL;
-    unsigned begun = durable_begin(file->durable, file->fd);
-    ssize_t n = nodes_at_odds(agent->nodes)
-                    ? -EIO
-                    : cache_file_write(file, file->fd, slot, request->length, request->offset,
-                                       (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
+    int fd = fd_to_write(open);
+    unsigned begun = durable_begin(file->durable, fd < 0 ? file->fd : fd);
+    ssize_t n = nodes_at_odds(agent->nodes) ? -EIO : fd;
+    if (n >= 0)
+        n = cache_file_write(file, fd, slot, request->length, request->offset,
+                             (request->flags & CACHE_IO_FLAGS) | CACHE_IO_NODE(agent->member + 1));
     call_slot_served(agent->session, request->slot);
     say_size(file, reply);
     if (request->flags & CACHE_IO_APPEND && !(request->flags & CACHE_IO_WRITEBACK))
@@ -286,10 +307,13 @@ static int do_fallocate(struct home_session *agent, struct home_open *open,
         return -EINVAL;
     if (request->flags & ~modes) /* as FUSE: what is on devices can't be moved along */
         return -EOPNOTSUPP;
-    unsigned begun = durable_begin(file->durable, file->fd);
+    int fd = fd_to_write(open);
+    if (fd < 0)
+        return fd;
+    unsigned begun = durable_begin(file->durable, fd);
     int error = nodes_at_odds(agent->nodes)
                     ? -EIO
-                    : cache_file_fallocate(file, file->fd, (int)request->flags, request->offset,
+                    : cache_file_fallocate(file, fd, (int)request->flags, request->offset,
                                            (off_t)request->length, NULL);
     say_size(file, reply);
     if (!error && request->flags & ~(uint32_t)FALLOC_FL_KEEP_SIZE) /* zeros were written */

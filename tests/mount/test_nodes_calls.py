@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 
@@ -12,6 +13,7 @@ from conftest import TOP
 from files import pattern
 from helpers import MIB, PAGE, agents, error_of, make_random, read_file, stand_still, write_file  # noqa: F401
 from nodes import SIDES, Program, all_see, check, cluster, pair, tracked_by_all  # noqa: F401
+from test_nodes_names import nothing_is_held
 
 
 def both_see(nodes, one, two, content):
@@ -213,6 +215,55 @@ def test_holes_are_where_nobody_has_written(cluster, agents, first):
     assert seek(one, 0, os.SEEK_END) == size + 10
     with open(nodes.below(), "rb") as file:
         assert os.lseek(file.fileno(), 0, os.SEEK_DATA) == 40 * PAGE
+
+
+# --- a file that could not be written -------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("first", SIDES)
+@pytest.mark.parametrize("call", ["write", "store", "truncate", "fallocate", "release"])
+def test_what_is_called_after_the_file_was_immutable(cluster, agents, first, call):
+    """It could not be opened for writing when its home came to know it, from a device that only reads."""
+    content = bytearray(pattern(4 * PAGE))
+    nodes = cluster()
+    nodes.make(content, home=0)
+    if subprocess.run(["chattr", "+i", nodes.below()], capture_output=True).returncode:
+        pytest.skip("no chattr +i here")
+    programs = [agents() for _ in nodes]
+    try:
+        for number, program in enumerate(programs):
+            program.do("reads = gaia.Device('soft:0').mmap(os.open(path, os.O_RDONLY), length, gaia.PROT_READ)",
+                       path=nodes.path(number), length=len(content))
+            check("device", program("reads[:]"), content)
+    finally:
+        subprocess.run(["chattr", "-i", nodes.below()], check=True)
+    one, two = (Program(programs[number], nodes.path(number), device="soft:1" if call == "release" else None)
+                for number in nodes.sides(nodes.below(), first))
+    if call == "write":
+        one.write(10, b"here")
+        content[10:14] = b"here"
+    elif call == "store":
+        one.store(10, b"here")
+        one.msync()
+        content[10:14] = b"here"
+    elif call == "truncate":
+        one.truncate(PAGE + 1)
+        del content[PAGE + 1:]
+    elif call == "fallocate":
+        one.agent.do(FALLOCATE)
+        assert fallocate(one, PUNCH | KEEP, 10, PAGE) == 0
+        content[10:PAGE + 10] = bytes(PAGE)
+    else:
+        one.device_store(10, b"here")
+        one.release()
+        content[10:14] = b"here"
+    one.fsync()
+    for program in one, two:
+        check("read()", program.read(), bytes(content))
+        check("load()", program.load(end=len(content)), bytes(content))
+        check("device", program.agent("(reads.acquire(), reads[:end])[1]", end=len(content)), bytes(content))
+    check("the data directory", read_file(nodes.below()), bytes(content))
+    os.unlink(nodes.path(0))
+    nothing_is_held(nodes, [one, two], "f")
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------------
