@@ -302,7 +302,7 @@ static bool ask(int socket, const struct order *order, int *answer_out)
 
 int flusher_write_back(struct fs *fs, const struct inode *inode, off_t offset, off_t length)
 {
-    const struct order order = {fs->mount_dev, nodeid_of(inode), offset, length};
+    const struct order order = {fs->mounted.device, nodeid_of(inode), offset, length};
     struct flusher *flusher = &fs->flusher;
     unsigned number = take_thread(flusher, order.nodeid);
     bool answers = true;

@@ -23,6 +23,7 @@
 #include "fs/flusher.h"
 #include "fs/headroom.h"
 #include "fs/inode.h"
+#include "fs/mountinfo.h"
 #include "fs/options.h"
 #include "fs/programs.h"
 #include "fs/prune.h"
@@ -35,7 +36,7 @@ struct fs {
     struct fs_options options;
     char *data_path;         /* absolute, no symbolic links; what inode_path() takes away */
     char *mount_path;        /* absolute, no symbolic links */
-    dev_t mount_dev;         /* st_dev of our own mount: never to be entered by the daemon */
+    struct mounted mounted;  /* our own mount: its st_dev is never to be entered by the daemon */
     bool as_root;            /* the daemon may act for other users */
     bool kills_privileges;   /* FUSE_HANDLE_KILLPRIV_V2: set-id bits are ours to clear */
     bool local;              /* the data directory's filesystem is this machine's alone (fs/mount.c) */

@@ -462,7 +462,7 @@ static int serve_guarded(struct fs *fs, int ready, struct guard *guard)
     rc = session_start(fs);
     if (rc == 0) {
         fs->serving = true; /* not before: other nodes may have us drop pages any time; there are none yet */
-        guard_watch(guard, fs->mount_dev);
+        guard_watch(guard, fs->mounted.device);
         say_ready(fs, ready);
         rc = session_serve(fs);
     }

@@ -38,33 +38,87 @@ static void unescape(char *text)
     *out = '\0';
 }
 
-int mountinfo_device(const char *path, dev_t *device_out)
+/* "ID PARENT MAJOR:MINOR ROOT MOUNTPOINT ...". The path lies in the line. */
+static bool parse_mount(char *line, struct mounted *mounted_out, char **path_out)
+{
+    unsigned device_major, device_minor;
+    int number, start = 0, end = 0;
+
+    if (sscanf(line, "%d %*d %u:%u %*s %n%*s%n", &number, &device_major, &device_minor, &start, &end) != 3 ||
+        end == 0)
+        return false;
+    line[end] = '\0';
+    unescape(line + start);
+    *path_out = line + start;
+    *mounted_out = (struct mounted){number, makedev(device_major, device_minor)};
+    return true;
+}
+
+/* 0 or a negative errno. */
+static int each_mount(void (*seen)(const struct mounted *mounted, const char *path, void *context),
+                      void *context)
 {
     FILE *file = fopen("/proc/self/mountinfo", "re");
-    char *line = NULL;
+    char *line = NULL, *path;
     size_t size = 0;
-    int rc = -ENOENT;
+    struct mounted mounted;
 
     if (!file)
         return -errno;
-    /* "ID PARENT MAJOR:MINOR ROOT MOUNTPOINT ...", the topmost of several at one place last */
-    while (getline(&line, &size, file) > 0) {
-        unsigned device_major, device_minor;
-        int start = 0, end = 0;
-
-        if (sscanf(line, "%*d %*d %u:%u %*s %n%*s%n", &device_major, &device_minor, &start, &end) != 2 ||
-            end == 0)
-            continue;
-        line[end] = '\0';
-        unescape(line + start);
-        if (strcmp(line + start, path) != 0)
-            continue;
-        *device_out = makedev(device_major, device_minor);
-        rc = 0;
-    }
+    while (getline(&line, &size, file) > 0)
+        if (parse_mount(line, &mounted, &path))
+            seen(&mounted, path, context);
     free(line);
     fclose(file);
-    return rc;
+    return 0;
+}
+
+struct search {
+    const char *path; /* is asked for */
+    struct mounted mounted;
+    char *found;
+    bool any;
+};
+
+/* The topmost of several at one place is last. */
+static void look_at_path(const struct mounted *mounted, const char *path, void *context)
+{
+    struct search *search = context;
+
+    if (strcmp(path, search->path) != 0)
+        return;
+    search->mounted = *mounted;
+    search->any = true;
+}
+
+int mountinfo_at(const char *path, struct mounted *mounted_out)
+{
+    struct search search = {.path = path};
+    int rc = each_mount(look_at_path, &search);
+
+    if (rc == 0 && search.any)
+        *mounted_out = search.mounted;
+    return rc == 0 && !search.any ? -ENOENT : rc;
+}
+
+static void look_for_mount(const struct mounted *mounted, const char *path, void *context)
+{
+    struct search *search = context;
+
+    if (mounted->number == search->mounted.number && mounted->device == search->mounted.device) {
+        search->found = strdup(path);
+    } else if (search->found && strcmp(path, search->found) == 0) { /* lies over it */
+        free(search->found);
+        search->found = NULL;
+    }
+}
+
+char *mountinfo_path(const struct mounted *mounted)
+{
+    struct search search = {.mounted = *mounted};
+
+    each_mount(look_for_mount, &search); /* without /proc it is nowhere */
+    return search.found;
 }
 
 /* "ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS [TAG]... - TYPE SOURCE OPTIONS"; cuts the line up. */

@@ -5,9 +5,17 @@
 
 #include <sys/types.h>
 
-/* The device number (st_dev) of the topmost mount at path (absolute, no symbolic links). 0, -ENOENT or
- * another negative errno. */
-int mountinfo_device(const char *path, dev_t *device_out);
+struct mounted {
+    int number;   /* stays as long as it is mounted, wherever that is moved to */
+    dev_t device; /* st_dev */
+};
+
+/* The topmost mount at path (absolute, no symbolic links). 0, -ENOENT or another negative errno. */
+int mountinfo_at(const char *path, struct mounted *mounted_out);
+
+/* Where that mount is now: it may have been moved, or a folder above it renamed. To be freed; NULL: it is
+ * nowhere, or another one lies over it. */
+char *mountinfo_path(const struct mounted *mounted);
 
 /* Calls seen() for each gaiafs mount that this process sees: those of type fuse.gaiafs whose source is an
  * absolute path. The texts live as long as the call. 0 or a negative errno. */

@@ -33,7 +33,7 @@ static int check_not_own_mount(struct fs *fs, int parent_fd, const char *name)
 
     if (statx(parent_fd, name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC, STATX_TYPE, &stx))
         return -errno;
-    return makedev(stx.stx_dev_major, stx.stx_dev_minor) == fs->mount_dev ? -ELOOP : 0;
+    return makedev(stx.stx_dev_major, stx.stx_dev_minor) == fs->mounted.device ? -ELOOP : 0;
 }
 
 static bool is_automount_point(int fd)

@@ -255,7 +255,7 @@ static void to_log(enum fuse_log_level level, const char *format, va_list argume
 int session_start(struct fs *fs)
 {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    dev_t device;
+    struct mounted now;
     int rc = add_arguments(fs, &args);
 
     fuse_set_log_func(to_log);
@@ -274,7 +274,7 @@ int session_start(struct fs *fs)
         rc = -EIO;
         goto out_destroy;
     }
-    rc = mountinfo_device(fs->mount_path, &fs->mount_dev);
+    rc = mountinfo_at(fs->mount_path, &fs->mounted);
     if (rc < 0) {
         fs_log(LOG_ERR, "the mount on %s is not in /proc/self/mountinfo: %s", fs->mount_path, strerror(-rc));
         goto out_unmount;
@@ -284,13 +284,13 @@ int session_start(struct fs *fs)
         rc = request_start(fs->session);
     if (rc < 0)
         goto out_unmount;
-    raise_read_ahead(fs->mount_dev);
+    raise_read_ahead(fs->mounted.device);
     return 0;
 
 out_unmount:
     fuse_session_unmount(fs->session);
     /* libfuse takes a descriptor in error for a mount that has gone. */
-    if (mountinfo_device(fs->mount_path, &device) == 0 && device == fs->mount_dev)
+    if (mountinfo_at(fs->mount_path, &now) == 0 && now.device == fs->mounted.device)
         umount2(fs->mount_path, MNT_DETACH | UMOUNT_NOFOLLOW);
 out_destroy:
     fuse_session_destroy(fs->session);
@@ -359,29 +359,33 @@ static bool is_mounted_elsewhere(struct fs *fs)
 
 /* Unmounts while the session still serves: what the kernel writes back on the way must be answered. True when
  * the mount is gone and the session ends by itself. */
-static bool unmount_served(struct fs *fs)
+static bool unmount_at(struct fs *fs, const char *path)
 {
-    dev_t device;
-
-    /* Another filesystem may lie over ours; that one is not ours to unmount. */
-    if (!fs->as_root || mountinfo_device(fs->mount_path, &device) < 0 || device != fs->mount_dev)
-        return false;
-    if (umount2(fs->mount_path, UMOUNT_NOFOLLOW) == 0) {
+    if (umount2(path, UMOUNT_NOFOLLOW) == 0) {
         if (!is_mounted_elsewhere(fs))
             return true;
-        fs_log(LOG_NOTICE, "%s is mounted elsewhere, too: what uses it there ends with ENOTCONN",
-               fs->mount_path);
+        fs_log(LOG_NOTICE, "%s is mounted elsewhere, too: what uses it there ends with ENOTCONN", path);
         return false;
     }
     if (errno != EBUSY)
-        fs_log(LOG_WARNING, "unmounting %s: %s: detached instead", fs->mount_path, strerror(errno));
+        fs_log(LOG_WARNING, "unmounting %s: %s: detached instead", path, strerror(errno));
     else
         fs_log(LOG_NOTICE, "%s is busy: detached from the tree, files still open in it end with ENOTCONN",
-               fs->mount_path);
+               path);
     fs_each_inode(fs, drop_pages, fs);
-    if (umount2(fs->mount_path, MNT_DETACH | UMOUNT_NOFOLLOW))
-        fs_log(LOG_WARNING, "detaching %s: %s: umount -l it by hand", fs->mount_path, strerror(errno));
+    if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW))
+        fs_log(LOG_WARNING, "detaching %s: %s: umount -l it by hand", path, strerror(errno));
     return false;
+}
+
+/* Wherever it is now. Another filesystem may lie over ours; that one is not ours to unmount. */
+static bool unmount_served(struct fs *fs)
+{
+    char *path = fs->as_root ? mountinfo_path(&fs->mounted) : NULL;
+    bool unmounted = path && unmount_at(fs, path);
+
+    free(path);
+    return unmounted;
 }
 
 struct stopper {
@@ -522,9 +526,9 @@ static void abandon(struct fs *fs)
 
 void session_end(struct fs *fs)
 {
-    dev_t device;
+    struct mounted now;
 
-    if (mountinfo_device(fs->mount_path, &device) < 0 || device != fs->mount_dev)
+    if (mountinfo_at(fs->mount_path, &now) < 0 || now.device != fs->mounted.device)
         abandon(fs);
     fuse_session_unmount(fs->session); /* closes its descriptor */
     if (fs->left)                      /* who may notify the kernel yet */

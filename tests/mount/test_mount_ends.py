@@ -224,6 +224,32 @@ def test_signal_does_not_unmount_what_lies_over(mount):
 
 
 @needs_root
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_signal_unmounts_where_the_mount_is_by_now(mount, workdir, busy):
+    """A folder above it was renamed, and another one is in its place: there another filesystem is mounted, which stays."""
+    above, moved = os.path.join(workdir, "above"), os.path.join(workdir, "moved")
+    os.makedirs(os.path.join(above, "mnt"))
+    m = mount(mnt=os.path.join(above, "mnt"))
+    os.rename(above, moved)
+    os.makedirs(m.mnt)
+    subprocess.run(["mount", "-t", "tmpfs", "another", m.mnt], check=True)
+    now = os.path.join(moved, "mnt")
+    folder = os.open(now, os.O_RDONLY) if busy else -1
+    try:
+        write_file(os.path.join(now, "f"), b"kept")
+        os.kill(m.pid, signal.SIGTERM)
+        assert m.proc.wait(20) == 0
+        assert os.listdir(now) == [] and not mountinfo(now)
+        assert mountinfo(m.mnt)[1] == "tmpfs" and read_file(os.path.join(m.data, "f")) == b"kept"
+    finally:
+        if busy:
+            os.close(folder)
+        subprocess.run(["umount", m.mnt], check=True)
+        if mountinfo(now):
+            subprocess.run(["umount", "-l", now], check=True)
+
+
+@needs_root
 def test_killed_daemon_leaves_an_error_not_a_hang(mount):
     m = mount("passthrough=off")
     file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
