@@ -225,8 +225,9 @@ static int check_arguments(size_t length, int prot, int flags, int fd, off_t off
         (flags & GAIA_RESIDENT && flags & GAIA_DEMAND) ||
         (flags & GAIA_SMALL_UNITS && !(flags & GAIA_DEMAND)))
         return -EINVAL;
-    off_t end;
-    if (length > SIZE_MAX / 2 - PAGE || __builtin_add_overflow(offset, (off_t)(length + PAGE), &end))
+    off_t end; /* of the page behind the last one: the daemon wants room for it (fs/client.c) */
+    if (length > SIZE_MAX - 2 * PAGE ||
+        __builtin_add_overflow(offset, (length + PAGE - 1) / PAGE * PAGE + PAGE, &end))
         return -EOVERFLOW;
     int mode = fcntl(fd, F_GETFL);
     if (mode < 0 || mode & O_PATH)

@@ -82,6 +82,8 @@ BIG = (1 << 63) - 1
     (PAGE, 3, -1, 0, errno.EINVAL), (PAGE, 3, 1 << 31, 0, errno.EINVAL), (PAGE, 3, 0, 1, errno.EINVAL),
     (PAGE, 3, 0, 4095, errno.EINVAL), (PAGE, 3, 0, 512, errno.EINVAL), (PAGE, 3, 0, -PAGE, errno.EINVAL),
     (PAGE, 3, 0, -1, errno.EINVAL), (PAGE, 3, 0, BIG // PAGE * PAGE, errno.EOVERFLOW),
+    (1, 3, 0, BIG // PAGE * PAGE - PAGE, errno.EOVERFLOW), (PAGE - 1, 3, 0, BIG // PAGE * PAGE - PAGE, errno.EOVERFLOW),
+    (1, 3, 0, BIG // PAGE * PAGE - 2 * PAGE, 0), (PAGE, 3, 0, BIG // PAGE * PAGE - 2 * PAGE, 0),
     (1 << 62, 3, 0, 1 << 62, errno.EOVERFLOW), (BIG, 3, 0, PAGE, errno.EOVERFLOW),
     ((1 << 64) - 1, 3, 0, 0, errno.EOVERFLOW), ((1 << 64) - PAGE, 3, 0, 0, errno.EOVERFLOW),
     (1 << 50, 3, 0, 0, errno.ENOMEM), (1 << 61, 3, 0, 0, errno.ENOMEM)])
