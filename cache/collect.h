@@ -12,6 +12,9 @@ enum collect_what {
     /* And those being released: only for a READ that fills the kernel's cache, because the kernel asks only
      * for pages that it does not hold. */
     COLLECT_RELEASING,
+    /* Released ones of pages that the caller is about to replace, whole: where the home's can't be read, a
+     * device's takes its place. */
+    COLLECT_REPLACED,
 };
 
 /* Collect pages of a leaf. The file's lock is held. 0, or the first error of the backing file (-EIO, -ENOSPC,

@@ -359,7 +359,7 @@ static void note_crossed(struct leaf *leaf, page_mask pages)
                              (unsigned)__builtin_popcountll(pages & copy_stored(copy)));
 }
 
-int cpu_before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
+static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
 {
     if (!(flags & CACHE_IO_WRITEBACK)) {
 #ifndef GAIAFS_BREAK_WRITE_NO_COLLECT
@@ -383,6 +383,24 @@ int cpu_before_write(struct cache_file *file, struct leaf *leaf, page_mask pages
     leaf->kernel |= pages;
     file_cpu_modified(leaf, pages);
     return 0;
+}
+
+static int collect_replaced(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
+{
+    (void)flags;
+    return collect_pages(file, leaf, pages, COLLECT_REPLACED);
+}
+
+int cpu_before_change(struct cache_file *file, off_t offset, uint64_t length, unsigned flags)
+{
+    const uint64_t mask = ~(uint64_t)(GAIA_PAGE_SIZE - 1);
+    int error = cpu_each_leaf(file, offset, length, flags, before_write);
+    uint64_t start = ((uint64_t)offset + ~mask) & mask, end = ((uint64_t)offset + length) & mask;
+
+    if (error != -EIO || start >= end || flags & CACHE_IO_WRITEBACK)
+        return error;
+    error = cpu_each_leaf(file, (off_t)start, end - start, 0, collect_replaced);
+    return error ? error : cpu_each_leaf(file, offset, length, flags, before_write);
 }
 
 void cpu_look_at_size(struct cache_file *file, bool unchanged)
@@ -504,7 +522,7 @@ static int apply_write(struct cache_file *file, struct cpu_write *w)
     if (!error && w->offset != w->wished)
         error = heal_misplaced(file, w->buffer, w->length, w->wished, w->flags, &w->misplaced);
     if (!error)
-        error = cpu_each_leaf(file, w->offset, w->length, w->flags, cpu_before_write);
+        error = cpu_before_change(file, w->offset, w->length, w->flags);
     if (!error)
         error = kernels_change(file, node, w->offset, w->length);
     if (!error)

@@ -10,9 +10,10 @@ typedef int leaf_fn(struct cache_file *file, struct leaf *leaf, page_mask pages,
 /* Call fn for each existing leaf that [offset, offset + length) touches, with the mask of its pages. 0, or
  * the first other value that fn returned; the leaves after that are left out. */
 int cpu_each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsigned flags, leaf_fn *fn);
-/* Rule 3, from which not even a write of whole pages is excepted: without the collect a twin would stay
- * behind that later brings overwritten bytes back. Rule 6: a write-back never collects. */
-int cpu_before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags);
+/* Before bytes of a range are changed. Rule 3, from which not even a write of whole pages is excepted:
+ * without the collect a twin would stay behind that later brings overwritten bytes back. Rule 6: a write-back
+ * never collects. */
+int cpu_before_change(struct cache_file *file, off_t offset, uint64_t length, unsigned flags);
 /* The end of the file after a change of ours; unchanged: what file_unchanged() said before it. */
 void cpu_look_at_size(struct cache_file *file, bool unchanged);
 

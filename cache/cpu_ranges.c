@@ -91,7 +91,7 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
     passed_look_at_size(file);
     /* Allocating alone changes no byte; punching and zeroing are writes. */
     if (changes_bytes(mode)) {
-        error = cpu_each_leaf(file, offset, (uint64_t)length, 0, cpu_before_write);
+        error = cpu_before_change(file, offset, (uint64_t)length, 0);
         if (!error)
             error =
                 kernels_change(file, KERNELS_NOBODY, offset, INT64_MAX); /* what lies behind may move, too */
@@ -180,7 +180,7 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
         if (in == out)
             error = cpu_each_leaf(in, offset_in, length, 0, collect_range);
         if (!error)
-            error = cpu_each_leaf(out, offset_out, length, 0, cpu_before_write);
+            error = cpu_before_change(out, offset_out, length, 0);
         if (!error)
             error = kernels_change(out, KERNELS_NOBODY, offset_out, length);
     }

@@ -13,7 +13,7 @@ import pytest
 
 import gaia
 import helpers
-from files import fill, mount_ext4, mount_tmpfs, pattern
+from files import Opened, fill, mount_ext4, mount_tmpfs, pattern
 from helpers import (ALL_ROWS, MIB, PAGE, AgentDied, Plan, agents, client_with_faults, daemon_with_faults, devices,  # noqa: F401
                      error_of, read_file, statistics, wait_until, write_file)
 
@@ -449,6 +449,37 @@ def test_a_disk_that_cannot_be_read(broken_disk_mount, disk, agents):
     os.close(fd)
     assert read_file(path) == content
     child.end()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_replaces_pages_that_cannot_be_read(mount, disk, devices, stored):
+    """Their old bytes are of no use to anybody. A write to a part of a page needs them, and is EIO, as on ext4."""
+    m = mount("passthrough=off,timeout=60", data=disk.folder)
+    content = bytearray(pattern(MIB, 5))
+    path = os.path.join(m.mnt, "f")
+    for name in ("low", "pad"):  # so that the file lies behind what stays
+        write_file(os.path.join(m.mnt, name), pattern(4 * MIB))
+    write_file(path, content)
+    disk.sync()
+    if disk.place("f", 0) < 6 * MIB:
+        pytest.skip("the file is low on the disk")
+    opened, other = Opened(devices(), path), Opened(devices("soft:1"), path)
+    assert opened.map[:10 * PAGE] == bytes(content[:10 * PAGE])
+    for forgotten in (path, os.path.join(disk.folder, "f")):
+        helpers.drop_host_cache(forgotten)
+    disk.cut()
+    if stored:
+        opened.map[2 * PAGE + 50:5 * PAGE + 50] = b"s" * 3 * PAGE
+        opened.map.release()
+    for page in 2, 7:
+        assert error_of(os.pwrite, opened.fd, b"w" * PAGE, page * PAGE + 1) == errno.EIO
+    for start, end in ((3 * PAGE, 4 * PAGE), (4 * PAGE, 6 * PAGE)):
+        assert os.pwrite(opened.fd, b"w" * (end - start), start) == end - start
+        content[start:end] = b"w" * (end - start)
+        for one in opened, other:
+            one.map.acquire()
+            assert one.map[start:end] == os.pread(opened.fd, end - start, start) == bytes(content[start:end])
+    disk.mend()
 
 
 @pytest.mark.parametrize("tracked", [False, True])
