@@ -560,8 +560,8 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
         pthread_mutex_unlock(&file->lock);
         return -EIO;
     }
-    bool holds_end =
-        writes_back && claim_is_shared(file) && claim_hold_end(file->fd, &file->claim.end_missed);
+    int end_fd = file->writable ? file->fd : fd; /* who has it locked must be able to write */
+    bool holds_end = writes_back && claim_is_shared(file) && claim_hold_end(end_fd, &file->claim.end_missed);
     bool unchanged = file_unchanged(file);
     passed_look_at_size(file);
     if (flags & CACHE_IO_APPEND && !writes_back && !fstat(fd, &st))
@@ -571,7 +571,7 @@ ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, si
     error = apply_write(file, &w);
     cpu_look_at_size(file, unchanged);
     if (holds_end)
-        claim_let_end_go(file->fd);
+        claim_let_end_go(end_fd);
     if (writes_back && w.done < w.length)
         kernels_failed(file, flags >> 8, error ? error : -EIO);
     bool emptied = !file->index.leaves.count && file->pinned;

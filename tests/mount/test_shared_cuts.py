@@ -4,11 +4,13 @@ the data directory (claim_hold_end() of cache/claim.h)."""
 import fcntl
 import os
 import struct
+import subprocess
 import threading
 import time
 
 import pytest
 
+import gaia
 from files import Opened, pattern
 from helpers import (ALL_ROWS, MIB, PAGE, agents, devices, read_file, wait_until, write_file)  # noqa: F401
 from test_shared import path_in, two, two_and_a_plan  # noqa: F401
@@ -35,16 +37,20 @@ def test_what_another_mount_has_cut_off_stays_so(two, devices, call):
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["before", "beside"])
-@pytest.mark.parametrize("tracked", [False, True], ids=["", "mapped"])
+@pytest.mark.parametrize("tracked", [None, "mapped", "immutable"])
 def test_a_store_through_a_mapping_does_not_bring_back_what_another_mount_has_cut_off(mount, workdir, monkeypatch, agents, devices,
                                                                                       tracked, beside):
-    """The kernel here does not know of the cut, and writes back what was stored before."""
+    """The kernel here does not know of the cut, and writes back what was stored before. Immutable: it was when the device came."""
     data, plan, a, b = two_and_a_plan(mount, workdir, monkeypatch)
     wanted = bytearray(pattern(8 * PAGE))
     write_file(path_in(a), wanted)
+    below = os.path.join(data, "f")
+    if tracked == "immutable" and subprocess.run(["chattr", "+i", below], capture_output=True).returncode:
+        pytest.skip("no chattr +i here")
+    opened = Opened(devices(), path_in(a), prot=gaia.PROT_READ if tracked == "immutable" else 3) if tracked else None
+    subprocess.run(["chattr", "-i", below], capture_output=True)
     cpu = agents()
     cpu.do("import mmap\nfd = os.open(path, os.O_RDWR)\nmap = mmap.mmap(fd, 8 * 4096)", path=path_in(a))
-    opened = Opened(devices(), path_in(a)) if tracked else None
     wanted[PAGE + 100] ^= 255
     cpu.do("for at in PAGE + 100, PAGE + 300, 2 * PAGE, 6 * PAGE: map[at] ^= 255")
     if beside:
@@ -53,7 +59,7 @@ def test_a_store_through_a_mapping_does_not_bring_back_what_another_mount_has_cu
         wait_until(lambda: plan.landed == 1, 20, "it is being written back")
     os.truncate(path_in(b), PAGE + 200)
     cpu.finish() if beside else cpu.do("map.flush()")
-    assert read_file(os.path.join(data, "f")) == bytes(wanted[:PAGE + 200])
+    assert read_file(below) == bytes(wanted[:PAGE + 200])
     if opened:
         opened.close()
 
