@@ -87,6 +87,7 @@ enum lock_flags {
     X(FLUSHER, "flusher.lock", LOCK_LEAF)                       \
     X(ANSWERS, "answers.lock", LOCK_LEAF)                       \
     X(TROUBLE, "trouble.lock", LOCK_LEAF)                       \
+    X(DROPS, "fs.drops_lock", LOCK_LEAF)                        \
     X(COPIES, "home_copy.copies.lock", LOCK_LEAF)               \
     X(CUDA_LOAD, "cuda_load.lock", LOCK_LEAF)                   \
     X(LOOP, "loop.lock", LOCK_ALONE | LOCK_LEAF)                \

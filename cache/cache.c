@@ -50,7 +50,7 @@
  *         LOCK_CALLS, LOCK_CALL_SESSION    calls to other nodes (io/); none is held over a wait for one
  *         LOCK_PULL, LOCK_TRANSPORT    reads from peers (io/)
  *         LOCK_SERVER, LOCK_TOKENS, LOCK_PROGRAMS, LOCK_HANDLES, LOCK_VOLUMES    of fs/
- *         LOCK_PRUNER, LOCK_PEEK, LOCK_FLUSHER, LOCK_ANSWERS, LOCK_TROUBLE    the same
+ *         LOCK_PRUNER, LOCK_PEEK, LOCK_FLUSHER, LOCK_ANSWERS, LOCK_TROUBLE, LOCK_DROPS    the same
  *         LOCK_COPIES  the windows through which soft devices' frames are filled (gpu/)
  *         LOCK_CUDA_LOAD   the driver of GPUs, while it is opened (gpu/); libgaia's, too
  *   LOCK_LOOP          which threads wait for requests, and which sleep (fs/loop.c)

@@ -13,6 +13,7 @@
 #include <fuse_lowlevel.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/queue.h>
 #include <sys/types.h>
 
 #include "base/lock.h"
@@ -29,6 +30,7 @@
 #include "fs/prune.h"
 #include "fs/shed.h"
 
+struct page_drop;
 struct server;
 struct handle;
 
@@ -63,8 +65,11 @@ struct fs {
     atomic_bool passes;               /* files may be passed through (fs/passthrough.h) */
     pthread_mutex_t passthrough_lock; /* guards the state of that in each inode */
 
-    atomic_uint later; /* answers that other threads give (fs/later.h) */
-    atomic_uint drops; /* of pages, under way in threads that serve FUSE (fs/later.h) */
+    atomic_uint later;          /* answers that other threads give (fs/later.h) */
+    atomic_uint drops;          /* of pages, under way in threads that serve FUSE (fs/later.h) */
+    pthread_mutex_t drops_lock; /* guards those in other threads: */
+    unsigned droppers;
+    STAILQ_HEAD(, page_drop) drops_waiting; /* none, where there are no droppers */
     /* Held shared by each notification to the kernel, exclusively to set serving to false: a notification
      * waits for write-backs, so none may be under way when the session stops being served. */
     pthread_rwlock_t notify_gate;

@@ -52,15 +52,74 @@ void later(struct fs *fs, void (*fn)(void *argument), void *argument)
 #define DROPS_MOST 2u
 #define DROPPERS_MOST 64u /* threads for it */
 
-bool later_drop(struct fs *fs, void (*fn)(void *argument), void *argument, bool here)
+struct page_drop {
+    STAILQ_ENTRY(page_drop) link;
+    struct fs *fs;
+    void (*fn)(void *argument);
+    void *argument;
+};
+
+/* One that waits, or the end of a dropper. */
+static struct page_drop *next_drop(struct fs *fs)
 {
-    bool may = here && atomic_fetch_add(&fs->drops, 1) < DROPS_MOST;
+    pthread_mutex_lock(&fs->drops_lock);
+    struct page_drop *drop = STAILQ_FIRST(&fs->drops_waiting);
+    if (drop)
+        STAILQ_REMOVE_HEAD(&fs->drops_waiting, link);
+    else
+        fs->droppers--;
+    pthread_mutex_unlock(&fs->drops_lock);
+    return drop;
+}
+
+static void run_drops(void *argument)
+{
+    struct page_drop *drop = argument;
+    struct fs *fs = drop->fs;
+
+    do {
+        drop->fn(drop->argument);
+        free(drop);
+    } while ((drop = next_drop(fs)));
+}
+
+static bool drop_elsewhere(struct fs *fs, void (*fn)(void *argument), void *argument, bool waits)
+{
+    struct page_drop *drop = malloc(sizeof *drop);
+
+    if (!drop)
+        return false;
+    *drop = (struct page_drop){.fs = fs, .fn = fn, .argument = argument};
+    pthread_mutex_lock(&fs->drops_lock);
+    bool runs = fs->droppers < DROPPERS_MOST && later_perhaps(fs, run_drops, drop);
+    fs->droppers += runs;
+    waits &= !runs && fs->droppers;
+    if (waits)
+        STAILQ_INSERT_TAIL(&fs->drops_waiting, drop, link);
+    pthread_mutex_unlock(&fs->drops_lock);
+    if (!runs && !waits)
+        free(drop);
+    return runs || waits;
+}
+
+static bool drop_here(struct fs *fs, void (*fn)(void *argument), void *argument)
+{
+    bool may = atomic_fetch_add(&fs->drops, 1) < DROPS_MOST;
 
     if (may)
         fn(argument);
-    if (here)
-        atomic_fetch_sub(&fs->drops, 1);
-    return may || (atomic_load(&fs->later) < DROPPERS_MOST && later_perhaps(fs, fn, argument));
+    atomic_fetch_sub(&fs->drops, 1);
+    return may;
+}
+
+bool later_drop(struct fs *fs, void (*fn)(void *argument), void *argument, bool here)
+{
+    return (here && drop_here(fs, fn, argument)) || drop_elsewhere(fs, fn, argument, true);
+}
+
+bool later_drop_perhaps(struct fs *fs, void (*fn)(void *argument), void *argument, bool here)
+{
+    return (here && drop_here(fs, fn, argument)) || drop_elsewhere(fs, fn, argument, false);
 }
 
 /* Not on a condition: it is asked a few times, at the end of the mount. */

@@ -12,8 +12,11 @@ void later(struct fs *fs, void (*fn)(void *argument), void *argument);
 bool later_perhaps(struct fs *fs, void (*fn)(void *argument), void *argument);
 /* The same for functions that have the kernel drop pages, and may wait for WRITEs and READs of these: too
  * many of them would leave no thread that serves FUSE to answer one. Run here if that is wished and few of
- * those threads do such work, else in a thread of its own, of which there are some. */
+ * those threads do such work, else in a thread of its own, of which there are some; else when one of these
+ * has ended what it does. */
 bool later_drop(struct fs *fs, void (*fn)(void *argument), void *argument, bool here);
+/* The same, for what need not wait for them: then it is not run. */
+bool later_drop_perhaps(struct fs *fs, void (*fn)(void *argument), void *argument, bool here);
 /* Waits until all of them have ended. false: some have not after many seconds, as they wait for a client
  * (what is let go of a file by fs/shed.h does): they are left (fs/left.h). */
 bool later_end(struct fs *fs);

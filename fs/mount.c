@@ -508,6 +508,8 @@ static int run(struct fs *fs, int ready)
         return rc;
     }
     lock_init(&fs->handles_lock, LOCK_HANDLES);
+    lock_init(&fs->drops_lock, LOCK_DROPS);
+    STAILQ_INIT(&fs->drops_waiting);
     passthrough_init(fs);
     programs_init(&fs->programs);
     lock_rw_init(&fs->notify_gate, LOCK_NOTIFY,
@@ -530,6 +532,7 @@ static int run(struct fs *fs, int ready)
         cache_close(fs->cache);
     pthread_rwlock_destroy(&fs->notify_gate);
     pthread_mutex_destroy(&fs->handles_lock);
+    pthread_mutex_destroy(&fs->drops_lock);
     programs_end(&fs->programs);
     passthrough_end(fs);
     if (lock >= 0)

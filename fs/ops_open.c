@@ -170,7 +170,7 @@ static void drop_and_open(fuse_req_t req, struct fuse_file_info *fi, const struc
         passthrough_look(inode->fs, inode, &mode);
         /* Nobody else has it open or mapped: no page is dirty or being read, and to drop them takes no time.
          */
-        if (later_drop(inode->fs, drop_and_answer, opening, mode.opens <= 1))
+        if (later_drop_perhaps(inode->fs, drop_and_answer, opening, mode.opens <= 1))
             return;
         free(opening);
     }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holes, zeros, copies and SEEK_DATA beside stores through mappings, which are in the kernel's page cache alone."""
+import concurrent.futures
 import contextlib
 import mmap
 import os
@@ -7,7 +8,8 @@ import threading
 
 import pytest
 
-from helpers import ALL_ROWS, PAGE, agents, daemon_with_faults, error_of, kernel_at_least, make_random, read_at, tool, wait_until, write_file  # noqa: F401
+from helpers import (ALL_ROWS, PAGE, agents, daemon_with_faults, error_of, kernel_at_least, make_random, read_at,  # noqa: F401
+                     read_file, standing_still, tool, wait_until, write_file)
 from posix_calls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE, fallocate
 
 HALF = PAGE // 2
@@ -106,6 +108,32 @@ def test_data_that_is_only_stored(mount, agents, options, shared):
                     answers = [error_of(file.seek, offset, whence) or file.seek(offset, whence) for file in files]
                     assert answers[0] == answers[1], (page, offset, whence)
             assert layout(files[0].fileno()) == layout(files[1].fileno())
+
+
+def test_many_that_look_for_data_that_is_only_stored(mount):
+    """More of them at once than there are threads that have the kernel write it back: they wait for their turn."""
+    m = mount("passthrough=off")
+    fds, size = [], 64 * PAGE
+
+    def seek(fd):
+        assert os.lseek(fd, 0, os.SEEK_DATA) == size // 2
+
+    def seeking():
+        calls = [read_file(f"/proc/self/task/{task}/syscall").split()[0] for task in os.listdir("/proc/self/task")]
+        return calls.count(b"8")  # lseek()
+
+    with contextlib.ExitStack() as stack:
+        for number in range(100):
+            fds.append(os.open(os.path.join(m.mnt, f"f{number}"), os.O_RDWR | os.O_CREAT))
+            stack.callback(os.close, fds[-1])
+            os.truncate(fds[-1], size)
+            memory = stack.enter_context(mmap.mmap(fds[-1], size))
+            memory[size // 2] = 1
+        with concurrent.futures.ThreadPoolExecutor(len(fds)) as pool:
+            with standing_still(m.pid):  # so that they all come before any WRITE
+                found = [pool.submit(error_of, seek, fd) for fd in fds]
+                wait_until(lambda: seeking() == len(fds), what="all have asked")
+            assert [one.result() for one in found] == [0] * len(fds)
 
 
 def test_stores_in_holes_between_data(mount):
