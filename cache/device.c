@@ -41,7 +41,7 @@ static bool pool_charge(struct cache_pool *pool, uint64_t charged, uint64_t page
 bool cache_device_try_charge(struct cache_device *device, uint64_t pages, struct cache_progress *progress_out)
 {
     pthread_mutex_lock(&device->lock);
-    bool fits = pages <= device->capacity - device->charged;
+    bool fits = device->charged + pages <= device->capacity; /* which may have become less */
     if (fits && device->pool)
         fits = pool_charge(device->pool, device->charged, pages);
     if (fits)

@@ -30,12 +30,12 @@ struct cache_pool {
 };
 
 struct cache_device {
-    unsigned number;          /* soft:number, or cuda:(number - GAIA_SOFT_MAX) */
-    bool scans;               /* as its frames (gpu/device.h) */
-    struct home_gpu *gpu;     /* of cuda */
-    struct node_device *node; /* of another node (cache/home_device.h) */
-    uint64_t capacity;        /* pages */
-    struct cache_pool *pool;  /* or NULL: nothing but the capacity counts */
+    unsigned number;           /* soft:number, or cuda:(number - GAIA_SOFT_MAX) */
+    bool scans;                /* as its frames (gpu/device.h) */
+    struct home_gpu *gpu;      /* of cuda */
+    struct node_device *node;  /* of another node (cache/home_device.h) */
+    _Atomic uint64_t capacity; /* pages; constant, but of another node's: as that has said last */
+    struct cache_pool *pool;   /* or NULL: nothing but the capacity counts */
     const struct evict_policy *policy;
 
     pthread_mutex_t lock;          /* guards all below; taken inside a file's lock, nothing inside it */

@@ -14,26 +14,43 @@ struct node_device {
     struct call_session *session; /* a reference; NULL: none now. Under cache->devices_lock */
 };
 
-/* The device of a member's, or the first free number. devices_lock is held. */
+/* The device of a member's, or GAIA_DEVICES_MAX. devices_lock is held. */
 static unsigned find(struct cache *cache, unsigned member, uint32_t device)
 {
-    unsigned number = GAIA_NODE_FIRST;
-
-    for (; number < GAIA_DEVICES_MAX && cache->devices[number]; number++) {
-        const struct node_device *node = cache->devices[number]->node;
+    for (unsigned i = GAIA_NODE_FIRST; i < GAIA_DEVICES_MAX && cache->devices[i]; i++) {
+        const struct node_device *node = cache->devices[i]->node;
         if (node->member == member && node->device == device)
-            break;
+            return i;
     }
-    return number;
+    return GAIA_DEVICES_MAX;
 }
 
-static struct cache_device *make(struct cache *cache, unsigned number, uint64_t pages)
+static bool scans(uint32_t device)
+{
+    return device >= GAIA_SOFT_MAX;
+}
+
+/* A number that nobody has had; if there is none, that of a device whose node has gone, and which is as this
+ * one is: what files had there is lost, and their replicas get new frames. devices_lock is held. */
+static unsigned find_place(struct cache *cache, uint32_t device)
+{
+    for (unsigned i = GAIA_NODE_FIRST; i < GAIA_DEVICES_MAX; i++)
+        if (!cache->devices[i])
+            return i;
+    for (unsigned i = GAIA_NODE_FIRST; i < GAIA_DEVICES_MAX; i++)
+        if (!cache->devices[i]->node->session && cache->devices[i]->scans == scans(device))
+            return i;
+    return GAIA_DEVICES_MAX;
+}
+
+static struct cache_device *make(struct cache *cache, unsigned number, uint32_t device)
 {
     struct cache_device *made = calloc(1, sizeof *made);
 
     if (!made)
         return NULL;
-    cache_device_init(made, number, pages * GAIA_PAGE_SIZE, evict_policy_find(cache->config.evict));
+    cache_device_init(made, number, 0, evict_policy_find(cache->config.evict));
+    made->scans = scans(device);
     made->node = calloc(1, sizeof *made->node);
     if (!made->node) {
         free(made);
@@ -42,36 +59,43 @@ static struct cache_device *make(struct cache *cache, unsigned number, uint64_t 
     return made;
 }
 
+/* The number that the device has here, or gets. devices_lock is held. */
+static int enter(struct cache *cache, unsigned member, uint32_t device, unsigned *number_out)
+{
+    unsigned number = *number_out = find(cache, member, device);
+
+    if (number < GAIA_DEVICES_MAX)
+        return 0;
+    number = *number_out = find_place(cache, device);
+    if (number == GAIA_DEVICES_MAX)
+        return -ENODEV;
+    if (!cache->devices[number])
+        cache->devices[number] = make(cache, number, device);
+    if (!cache->devices[number])
+        return -ENOMEM;
+    cache->devices[number]->node->member = member;
+    cache->devices[number]->node->device = device;
+    return 0;
+}
+
 int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages, unsigned *number_out)
 {
     struct cache *cache = agent->nodes->cache;
-    int error = 0;
 
     if (device >= GAIA_NODE_FIRST || pages < NODE_DEVICE_PAGES_MIN || pages > UINT64_MAX / GAIA_PAGE_SIZE / 2)
         return -EINVAL;
     pthread_mutex_lock(&cache->devices_lock);
-    unsigned number = find(cache, agent->member, device);
-    if (number == GAIA_DEVICES_MAX) {
-        error = -ENODEV;
-    } else if (!cache->devices[number]) {
-        cache->devices[number] = make(cache, number, pages);
-        if (cache->devices[number]) {
-            cache->devices[number]->node->member = agent->member;
-            cache->devices[number]->node->device = device;
-            cache->devices[number]->scans = device >= GAIA_SOFT_MAX;
-        } else {
-            error = -ENOMEM;
-        }
-    }
-    struct node_device *node = error ? NULL : cache->devices[number]->node;
-    if (node && !node->session) {
+    int error = enter(cache, agent->member, device, number_out);
+    struct cache_device *here = error ? NULL : cache->devices[*number_out];
+    if (here && !here->node->session) {
         call_session_get(agent->session);
-        node->session = agent->session;
-    } else if (node && node->session != agent->session) {
+        here->node->session = agent->session;
+    } else if (here && here->node->session != agent->session) {
         error = -EBUSY;
     }
+    if (!error) /* it may have come again with another device_cache=, or its part is another one now */
+        here->capacity = pages;
     pthread_mutex_unlock(&cache->devices_lock);
-    *number_out = number;
     return error;
 }
 

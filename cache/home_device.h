@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices of agents, as the home has them: a cache_device for each, which is never removed; its frames exist
- * as long as the agent's session lives. */
+/* Devices of agents, as the home has them: a cache_device for each, which is never removed, but becomes
+ * another one's when its node has gone and there is no other place; its frames exist as long as the agent's
+ * session lives. */
 #ifndef GAIAFS_CACHE_HOME_DEVICE_H
 #define GAIAFS_CACHE_HOME_DEVICE_H
 
@@ -13,8 +14,9 @@ struct cache_device;
 struct home_session;
 struct replica;
 
-/* The number here of an agent's device, made if it is new; pages: what it has for files of this home. -ENODEV
- * (there are GAIA_NODE_MAX already), -EINVAL, -ENOMEM. */
+/* The number here of an agent's device, made if it is new; pages: what it has for files of this home from now
+ * on. -ENODEV (there are GAIA_NODE_MAX of nodes that live), -EBUSY (the one of before is being cleared away),
+ * -EINVAL, -ENOMEM. */
 int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages, unsigned *number_out);
 
 /* Give up frames of the agent's device that hold files which nobody maps there, until there are so many. No
