@@ -173,7 +173,8 @@ int call_slot_get(struct call_session *session);
 int call_slot_get_long(struct call_session *session);
 void call_slot_put(struct call_session *session, unsigned slot);
 /* This end's memory of a slot, of either half; NULL: no such slot (the number may come from a peer). Valid as
- * long as a reference to the session is held. A connected peer may write to an accepted end's at any time. */
+ * long as a reference to the session is held; once that has ended, the bytes stay as long as the slot is
+ * taken or served. A connected peer may write to an accepted end's at any time. */
 void *call_slot(struct call_session *session, unsigned slot);
 /* The same, for serving a request that names a slot, until call_slot_served(): meanwhile this request has the
  * slot to itself. NULL: it is not of the peer's half, or another request that is being served has it, which

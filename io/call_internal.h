@@ -7,7 +7,7 @@
  * call_connect() returns it) or nobody ever will; *ended* once it has an error, which it keeps. Each session
  * has a thread of its own, the keeper, which sleeps until it is both. Then the keeper closes the link, after
  * which nothing writes to the session's memory; waits for threads that move bytes; calls lost(); waits for
- * threads that serve; and calls ended().
+ * threads that serve; and calls ended(). Then the slots' memory goes, as soon as nobody has one.
  *
  * Locks: calls.lock and call_session.lock, both leaves. None is held over a call of the transport. Meanwhile
  * call_session.sending and .posting keep the link alive, and .inside the transport: the keeper waits for
@@ -137,6 +137,7 @@ struct call_session {
     struct call_class classes[CALL_CLASSES];
 
     uint32_t slots;          /* bit i: the i-th of this end's half is taken */
+    bool over;               /* it has ended, and nobody serves: what is in slots that are free can go */
     _Atomic uint32_t served; /* bit i: a request is served that names slot i, of the peer's half */
     pthread_cond_t slot_free;
     unsigned inside;        /* threads that use the transport for slots */
@@ -218,5 +219,7 @@ void call_ring_again(struct call_session *session);
 
 /* call_slot_put() with the lock held. */
 void call_slot_free(struct call_session *session, unsigned slot);
+/* The session has ended, nobody serves, and nothing of the carrier's reaches its memory. */
+void call_slots_over(struct call_session *session);
 
 #endif

@@ -64,6 +64,7 @@ static void *keep(void *argument)
         call_class_join(&session->classes[i]);
     if (tell)
         calls->config.ended(calls->config.context, session, session->error);
+    call_slots_over(session);
     pthread_mutex_lock(&calls->lock);
     LIST_REMOVE(session, entry);
     pthread_mutex_unlock(&calls->lock);

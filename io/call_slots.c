@@ -2,6 +2,7 @@
 /* The slots of a session: which are taken, and by whom. */
 #include <assert.h>
 #include <errno.h>
+#include <sys/mman.h>
 
 #include "io/call_internal.h"
 
@@ -39,6 +40,22 @@ int call_slot_get_long(struct call_session *session)
     return get(session, CALL_SLOTS_KEPT);
 }
 
+/* Whoever has asked by it keeps a session that has ended, maybe for long: what is in its slots nobody looks
+ * at any more, and it takes no memory from now on. The address stays. The lock is held. */
+static void let_go(struct call_session *session)
+{
+    if (session->over && !session->slots)
+        madvise(session->memory, CALL_MEMORY, MADV_REMOVE);
+}
+
+void call_slots_over(struct call_session *session)
+{
+    pthread_mutex_lock(&session->lock);
+    session->over = true;
+    let_go(session);
+    pthread_mutex_unlock(&session->lock);
+}
+
 void call_slot_free(struct call_session *session, unsigned slot)
 {
     unsigned number = slot - first_slot(session);
@@ -46,6 +63,7 @@ void call_slot_free(struct call_session *session, unsigned slot)
     assert(number < CALL_SLOTS);
     assert(session->slots & UINT32_C(1) << number);
     session->slots &= ~(UINT32_C(1) << number);
+    let_go(session);
     pthread_cond_broadcast(&session->slot_free); /* one of them may have to wait for more */
 }
 

@@ -159,6 +159,45 @@ static void test_close(void **state)
     assert_int_equal(c.server.ended_while_served, 0);
 }
 
+/* Pages that the slots of a session take. */
+static unsigned pages_of_slots(const struct call_session *session)
+{
+    static unsigned char held[CALL_MEMORY / 4096];
+    unsigned pages = 0;
+
+    assert_int_equal(mincore(session->memory, CALL_MEMORY, held), 0);
+    for (unsigned i = 0; i < sizeof held; i++)
+        pages += held[i] & 1;
+    return pages;
+}
+
+/* What was asked of a session that has ended is kept for long: by each file whose home has died, until a
+ * program closes it. Its slots take no memory then; but as long as somebody has one its bytes stay. */
+static void test_slots_of_what_has_ended(void **state)
+{
+    static struct couple c;
+
+    (void)state;
+    couple_open(&c, TIMEOUT_MS);
+    int slot = call_slot_get(c.session);
+    assert_true(slot >= 0);
+    for (unsigned i = 0; i < CALL_SLOTS_BOTH; i++)
+        memset(call_slot(c.session, i), 7, CALL_SLOT_BYTES);
+    session_close(c.session);
+    const uint8_t *bytes = call_slot(c.session, (unsigned)slot);
+    assert_int_equal(bytes[0], 7);
+    assert_int_equal(bytes[CALL_SLOT_BYTES - 1], 7);
+    call_slot_put(c.session, (unsigned)slot);
+    assert_int_equal(pages_of_slots(c.session), 0);
+    assert_int_equal(bytes[0], 0); /* still there */
+    struct call_session *second = join_to(&c.client, &c.server);
+    memset(call_slot(second, 0), 7, CALL_SLOT_BYTES);
+    session_close(second);
+    assert_int_equal(pages_of_slots(second), 0);
+    call_session_put(second);
+    couple_close(&c);
+}
+
 /* By who serves: it can't wait for itself. */
 static void test_abort_from_serve(void **state)
 {
@@ -605,6 +644,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         CASE(test_abort),
         CASE(test_close),
+        CASE(test_slots_of_what_has_ended),
         CASE(test_abort_from_serve),
         CASE(test_node_closes),
         CASE(test_node_closes_at_work),
