@@ -177,6 +177,7 @@ static int connect_home(struct nodes *nodes, unsigned member)
     int before = home->error;
     home->greeting = NULL;
     home->connecting = false;
+    home->tried++;
     if (!error && (call_session_error(session) || home->session || !home->listed)) {
         error = -EIO;
         snprintf(why, sizeof why, "it was met, and is no more");
@@ -228,10 +229,13 @@ static int get_home(struct nodes *nodes, unsigned member, bool wait, struct call
     int error = 0;
 
     pthread_mutex_lock(&nodes->lock);
-    while (home->connecting && wait)
+    bool tries = !home->connecting;
+    uint64_t tried = home->tried;
+    /* Once, for all who wait: if each tried by itself then, the last would wait as often as there are. */
+    while (home->connecting && wait && home->tried == tried)
         pthread_cond_wait(&nodes->changed, &nodes->lock);
     struct call_session *session = home->session;
-    bool connects = !session && !home->connecting && !nodes->stop && home->listed;
+    bool connects = !session && tries && !nodes->stop && home->listed;
     if (connects)
         home->connecting = true;
     else if (!session)

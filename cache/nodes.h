@@ -38,6 +38,7 @@ struct nodes_home {
     unsigned timeout_ms;           /* of the last session with it: call_session_timeout_ms(); 0: none yet */
     struct call_session *greeting; /* being made: HELLO is not answered yet */
     bool connecting;
+    uint64_t tried; /* how often that has ended */
     int error; /* why no session could be had when it was last tried; 0: there was one, or nobody tried */
     char why[CALL_WHY]; /* in words */
 };

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several nodes, some of which end: programs and daemons that are killed, unmounts, nodes that come late or again, and peers
 that should not be there."""
+import contextlib
+import ctypes
 import errno
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -392,6 +395,54 @@ def test_a_map_before_the_next_home_knows(cluster, agents):
         program.release()
         assert read_file(nodes.path(1, f"f{number}")) == content[:PAGE] + b"stored" + content[PAGE + 6:]
     program.agent.kill()
+
+
+def asked_to_connect(m, address):
+    """How many have asked to be connected to a daemon that stands still, and were not answered. They are not from now on, either."""
+    process, libc = os.pidfd_open(m.pid), ctypes.CDLL(None, use_errno=True)
+    asked = []
+    try:
+        for name in os.listdir(f"/proc/{m.pid}/fd"):
+            if not os.readlink(f"/proc/{m.pid}/fd/{name}").startswith("socket:"):
+                continue
+            copy = socket.socket(fileno=libc.syscall(ctypes.c_long(438), process, int(name), 0))  # pidfd_getfd
+            with copy, contextlib.suppress(BlockingIOError):
+                if copy.family != socket.AF_UNIX or copy.getsockname() != b"\0" + address.removeprefix("local:").encode():
+                    continue
+                copy.setblocking(False)
+                while copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    asked.append(copy.accept()[0])
+    finally:
+        os.close(process)
+        for one in asked:
+            one.close()
+    return len(asked)
+
+
+def test_many_files_whose_next_home_stands_still(cluster, agents):
+    """Whoever looks for their homes waits until it is known to be down, which is tried once, and not once for each of them."""
+    nodes = cluster(3, "timeout=0,peer_timeout=2")
+    names = []
+    for number in range(200):
+        nodes.make(pattern(4 * PAGE), f"f{number}", home=1)
+        if home_of(nodes.below(f"f{number}"), [nodes.names[0], nodes.names[2]]) == nodes.names[2]:
+            names.append(f"f{number}")
+        if len(names) == 9:
+            break
+    program = agents()
+    program.do("import threading\nfds = [os.open(path, os.O_RDWR) for path in paths]\ndev = gaia.Device('soft:0')\n"
+               "for fd in fds: dev.mmap(fd, PAGE)", paths=[nodes.path(0, name) for name in names])
+    nodes[2].expected_exit = None
+    with standing_still(nodes[2].pid):
+        nodes[1].kill()
+        program.do("read = []\n"
+                   "threads = [threading.Thread(target=lambda fd=fd: read.append(os.pread(fd, PAGE, 2 * PAGE))) for fd in fds]\n"
+                   "for thread in threads: thread.start()\n"
+                   "for thread in threads: thread.join()")
+        tried = asked_to_connect(nodes[2], nodes.addresses[2])
+    assert program("read") == [pattern(4 * PAGE)[2 * PAGE:3 * PAGE]] * len(names)
+    assert tried in (1, 2), "once more by who tries every peer_timeout"
+    program.kill()
 
 
 @pytest.mark.parametrize("which", SIDES)
