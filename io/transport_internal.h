@@ -177,6 +177,7 @@ struct gaia_transport {
 #define QUEUE_WAKE UINT64_MAX
 #define QUEUE_LISTEN (UINT64_MAX - 1)
 #define QUEUE_EVENTS (UINT64_MAX - 2)
+#define QUEUE_TROUBLE (UINT64_MAX - 3)
 
 /* CLOCK_MONOTONIC, and not a clock that goes on while the machine sleeps: sleep must not count as a peer's
  * silence. */

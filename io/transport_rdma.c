@@ -60,23 +60,28 @@ static int make_qp(struct link_queue *queue, struct rdma *rdma)
     return 0;
 }
 
+/* The side that accepts posts no transfers, but a queue pair without a send queue is not had everywhere. */
+void rdma_queue_room(const struct gaia_link *link, unsigned number, unsigned *sends_out,
+                     unsigned *receives_out)
+{
+    *sends_out = (link->connected_here ? link->options.depth : 1) + (number ? 0 : RDMA_BUFFERS);
+    *receives_out = number ? 1 : RDMA_BUFFERS; /* the one: its end tells that of the queue pair */
+}
+
 int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id)
 {
     struct rdma *rdma = queue->link->transport->own;
     struct rdma_queue *own = queue->own;
-    unsigned depth = queue->link->options.depth;
     int error = rdma_link_make(queue->link);
 
     if (error)
         return error;
     own->id = id;
-    /* The side that accepts posts no transfers, but a queue pair without a send queue is not had everywhere.
-     */
-    own->room = (queue->link->connected_here ? depth : 1) + (queue->number ? 0 : RDMA_BUFFERS);
-    own->receives = queue->number ? 1 : RDMA_BUFFERS; /* the one: its end tells that of the queue pair */
+    rdma_queue_room(queue->link, queue->number, &own->room, &own->receives);
     if (rdma->cq_room < own->room + own->receives) {
         own->room = own->receives = 0;
-        return transport_say(-ENOBUFS, "the completion queue has no room for another %u requests", depth);
+        return transport_say(-ENOBUFS, "the completion queue has no room for another %u requests",
+                             queue->link->options.depth);
     }
     rdma->cq_room -= own->room + own->receives;
     own->ring = rdma_ring(own->room);
@@ -290,7 +295,20 @@ static void take_sent(struct link_queue *queue, const struct ibv_wc *wc)
              last_is_transfer ? "transfer" : "message", ibv_wc_status_str(wc->status));
 }
 
-void rdma_poll_cq(struct gaia_transport *transport)
+static void take_completion(struct gaia_transport *transport, const struct ibv_wc *wc)
+{
+    struct link_queue *queue = queue_find(transport, (uint32_t)(wc->wr_id >> 32));
+
+    if (!queue) /* of a link that has ended */
+        return;
+    if (wc->wr_id & RDMA_RECEIVE)
+        take_receive(queue, wc);
+    else
+        take_sent(queue, wc);
+}
+
+/* Whether there may be more. */
+static bool poll_some(struct gaia_transport *transport)
 {
     struct rdma *rdma = transport->own;
     struct ibv_wc entries[POLL_BATCH];
@@ -298,21 +316,27 @@ void rdma_poll_cq(struct gaia_transport *transport)
 
     for (int batch = 0; batch < POLL_BATCHES && count == POLL_BATCH; batch++) {
         count = ibv_poll_cq(rdma->cq, POLL_BATCH, entries);
-        for (int i = 0; i < count; i++) {
-            struct link_queue *queue = queue_find(transport, (uint32_t)(entries[i].wr_id >> 32));
-
-            if (!queue) /* of a link that has ended */
-                continue;
-            if (entries[i].wr_id & RDMA_RECEIVE)
-                take_receive(queue, &entries[i]);
-            else
-                take_sent(queue, &entries[i]);
-        }
+        for (int i = 0; i < count; i++)
+            take_completion(transport, &entries[i]);
     }
     if (count < 0) /* what it has taken from the queue is lost */
         rdma_die(transport);
-    if (count == POLL_BATCH) /* nothing tells of what is there already: nobody is to sleep */
+    return count == POLL_BATCH;
+}
+
+void rdma_poll_cq(struct gaia_transport *transport)
+{
+    if (rdma_is_in_trouble(transport->own))
+        rdma_die(transport);
+    if (poll_some(transport)) /* nothing tells of what is there already: nobody is to sleep */
         transport->woken = true;
+}
+
+void rdma_drain_cq(struct gaia_transport *transport)
+{
+    for (unsigned left = RDMA_CQ_ENTRIES; left && poll_some(transport);
+         left -= left < POLL_BATCH * POLL_BATCHES ? left : POLL_BATCH * POLL_BATCHES)
+        ;
 }
 
 static void rdma_heard(struct gaia_transport *transport, uint64_t id)
@@ -324,6 +348,8 @@ static void rdma_heard(struct gaia_transport *transport, uint64_t id)
     errno = 0; /* it says none when it has read nothing */
     if (id == QUEUE_LISTEN)
         rdma_take_cm_events(transport);
+    else if (id == QUEUE_TROUBLE)
+        rdma_take_trouble(transport);
     else if (!ibv_get_cq_event(rdma->completions, &cq, &context))
         ibv_ack_cq_events(cq, 1);
     else if (errno != EAGAIN && errno != EINTR)

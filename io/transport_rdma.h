@@ -11,6 +11,9 @@
 
 /* Buffers for messages, each way: those that cost credits, and keepalives and a BYE besides. */
 #define RDMA_BUFFERS (GAIA_LINK_CREDITS + 16)
+/* Of the one completion queue: both ends of links with all other nodes, each with as many queues as nodes'
+ * calls can have (io/call.c), and some strangers; or of a link with the most queues and depth. */
+#define RDMA_CQ_ENTRIES 32767u
 #define RDMA_INLINE 256u /* bytes of a message that are sent without a buffer, where the device can */
 
 struct rdma {
@@ -24,6 +27,7 @@ struct rdma {
     /* The device has gone: nothing comes from it any more, and once nobody uses it nothing of it is left, so
      * what is above is NULL. */
     bool dead;
+    unsigned troubles;            /* that it has seen: rdma_is_in_trouble() */
     uint64_t again_ns;            /* not looked for again before this transport_time() */
     unsigned cq_room;             /* entries that no queue has been promised */
     unsigned reads_out, reads_in; /* of a queue at a time, as the reading end and as the end that is read
@@ -98,14 +102,23 @@ void rdma_conceal(struct gaia_link *link, struct link_region *region);
 
 /* transport_rdma_device.c: it has gone: all links end, and there are no others. */
 void rdma_die(struct gaia_transport *transport);
+/* The device has told something of itself, or of a completion queue. */
+void rdma_take_trouble(struct gaia_transport *transport);
+/* Another transport of this process was told what may be meant for this one. */
+bool rdma_is_in_trouble(const struct rdma *rdma);
 /* Of the carrier. */
 int rdma_open(struct gaia_transport *transport);
 void rdma_close(struct gaia_transport *transport);
 void rdma_tick(struct gaia_transport *transport, uint64_t now_ns);
 
-/* transport_rdma.c: make a queue's queue pair; id is bound to a device. Let go of all that it has. */
+/* transport_rdma.c: the entries of a queue's send queue, and of its receive queue. */
+void rdma_queue_room(const struct gaia_link *link, unsigned number, unsigned *sends_out,
+                     unsigned *receives_out);
+/* Make a queue's queue pair; id is bound to a device. Let go of all that it has. */
 int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id);
 void rdma_queue_free(struct link_queue *queue);
 void rdma_poll_cq(struct gaia_transport *transport);
+/* The same until nothing is left of what was there. */
+void rdma_drain_cq(struct gaia_transport *transport);
 
 #endif

@@ -387,7 +387,7 @@ static void take_cm_event(struct gaia_transport *transport, struct cm_event *eve
                               "%s: the connection failed (%d)", link->peer, event->status);
         break;
     case RDMA_CM_EVENT_DISCONNECTED:
-        rdma_poll_cq(transport); /* a BYE may be there */
+        rdma_drain_cq(transport); /* what it has said last may be there, and a BYE, behind what others did */
         error = transport_say(-EIO, "%s has gone away", link->peer);
         break;
     default:

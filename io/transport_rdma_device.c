@@ -9,10 +9,17 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-#define CQ_ENTRIES 20480u    /* of a link with the most queues and depth, both ends, and some strangers */
 #define AGAIN_NS 1000000000u /* between looks for a device that has gone */
 
-/* Not to be heard of again: epoll would tell of the dead device's descriptor without end. */
+/* What is told once to a process, of which the transport that read it may not know whom it concerns. */
+static _Atomic unsigned troubles;
+
+bool rdma_is_in_trouble(const struct rdma *rdma)
+{
+    return rdma->troubles != troubles;
+}
+
+/* Not to be heard of again: epoll would tell of the dead device's descriptors without end. */
 void rdma_die(struct gaia_transport *transport)
 {
     struct rdma *rdma = transport->own;
@@ -22,10 +29,36 @@ void rdma_die(struct gaia_transport *transport)
         return;
     rdma->dead = true;
     epoll_ctl(transport->epoll, EPOLL_CTL_DEL, rdma->completions->fd, NULL);
+    epoll_ctl(transport->epoll, EPOLL_CTL_DEL, rdma->verbs->async_fd, NULL);
     /* They stay in the list. Of a peer that is being connected to this says nothing. */
     LIST_FOREACH (link, &transport->links, entry)
-        link_end(link, link->state == LINK_CONNECTING ? -ENODEV : -EIO, "the device %s has gone",
-                 transport->limits.device);
+        link_end(link, link->state == LINK_CONNECTING ? -ENODEV : -EIO,
+                 "the device %s has gone, or works no more", transport->limits.device);
+}
+
+/* A completion queue that has failed, and a device that has, look like ones to which nothing happens: all
+ * that goes through them would wait for its time limit, and what is begun anew, too. Transports of one device
+ * have one descriptor for this, and one of them is told: what is not its own may be any other's, which gives
+ * up its links and opens the device anew. What is told of ports and queue pairs their links find out. */
+void rdma_take_trouble(struct gaia_transport *transport)
+{
+    struct rdma *rdma = transport->own;
+    struct ibv_async_event event;
+
+    errno = 0; /* as in rdma_heard() */
+    while (!rdma->dead && !ibv_get_async_event(rdma->verbs, &event)) {
+        bool device = event.event_type == IBV_EVENT_DEVICE_FATAL;
+        bool queue = event.event_type == IBV_EVENT_CQ_ERR, ours = queue && event.element.cq == rdma->cq;
+        ibv_ack_async_event(&event); /* before anything of it is destroyed, which would wait for this */
+        if (device || (queue && !ours)) {
+            troubles++;
+            rdma->troubles++;
+        }
+        if (device || ours)
+            rdma_die(transport);
+    }
+    if (errno != EAGAIN && errno != EINTR)
+        rdma_die(transport);
 }
 
 static uint64_t bytes_per_second(const struct ibv_port_attr *port)
@@ -69,7 +102,7 @@ static int look_at_device(struct gaia_transport *transport, struct rdma *rdma)
                              ibv_get_device_name(rdma->verbs->device), ibv_port_state_str(port.state));
     rdma->reads_out = least(device.max_qp_init_rd_atom, 255);
     rdma->reads_in = least(device.max_qp_rd_atom, 255);
-    rdma->cq_room = least(device.max_cqe, CQ_ENTRIES);
+    rdma->cq_room = least(device.max_cqe, RDMA_CQ_ENTRIES);
     if (transport->limits.queues) /* it was there before: what was said of it stays */
         return 0;
     transport->limits.reads_per_queue = rdma->reads_out < rdma->reads_in ? rdma->reads_out : rdma->reads_in;
@@ -101,9 +134,13 @@ static int open_queues(struct gaia_transport *transport, struct rdma *rdma)
     rdma->cq = ibv_create_cq(rdma->verbs, (int)rdma->cq_room, NULL, rdma->completions, 0);
     if (!rdma->cq)
         return transport_say(-errno, "a completion queue of %u: %s", rdma->cq_room, strerror(errno));
-    if (fcntl(rdma->completions->fd, F_SETFL, O_NONBLOCK))
+    if (fcntl(rdma->completions->fd, F_SETFL, O_NONBLOCK) ||
+        fcntl(rdma->verbs->async_fd, F_SETFL, O_NONBLOCK))
         return transport_say(-errno, "fcntl: %s", strerror(errno));
+    rdma->troubles = troubles;
     error = transport_watch(transport, rdma->completions->fd, QUEUE_EVENTS);
+    if (!error)
+        error = transport_watch(transport, rdma->verbs->async_fd, QUEUE_TROUBLE);
     if (!error)
         error = transport_watch(transport, rdma->channel->fd, QUEUE_LISTEN);
     if (!error && (error = ibv_req_notify_cq(rdma->cq, 0)))
@@ -124,6 +161,8 @@ __attribute__((constructor)) static void let_go_of_what_was_taken_away(void)
 /* Nobody uses it. */
 static void let_go(struct gaia_transport *transport, struct rdma *rdma)
 {
+    if (rdma->verbs) /* librdmacm's, which may stay */
+        epoll_ctl(transport->epoll, EPOLL_CTL_DEL, rdma->verbs->async_fd, NULL);
     if (rdma->id)
         rdma_destroy_id(rdma->id);
     if (rdma->cq)

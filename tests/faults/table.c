@@ -402,6 +402,7 @@ struct rdma_conn_param;
 struct ibv_context;
 struct ibv_device;
 struct ibv_device_attr;
+struct ibv_async_event;
 struct _compat_ibv_port_attr;
 struct ibv_pd;
 struct ibv_comp_channel;
@@ -435,6 +436,7 @@ CALL(struct ibv_cq *, NULL, ibv_create_cq,
 CALL(struct ibv_mr *, NULL, ibv_reg_mr, (struct ibv_pd * p, void *a, size_t n, int f), (p, a, n, f))
 CALL(struct ibv_mr *, NULL, ibv_reg_dmabuf_mr,
      (struct ibv_pd * p, uint64_t o, size_t n, uint64_t v, int d, int f), (p, o, n, v, d, f))
+CALL(int, -1, ibv_get_async_event, (struct ibv_context * c, struct ibv_async_event *e), (c, e))
 CALL(int, -1, ibv_get_cq_event, (struct ibv_comp_channel * e, struct ibv_cq **c, void **x), (e, c, x))
 
 /* Those that take arguments of any number: as many are handed on as there can be, given or not, which is what

@@ -51,6 +51,7 @@ static const struct fault_row rows[] = {
     {"ibv_reg_mr", {ENOMEM, EINVAL}},
     {"ibv_reg_dmabuf_mr", {ENOMEM}},
     {"ibv_get_cq_event", {EAGAIN, EIO}},
+    {"ibv_get_async_event", {EAGAIN, EIO}},
 };
 
 /* ---- a bit of everything ---- */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The transport at addresses and on devices that are not there, go away, or have their limits. */
-#include "io/call.h"
+#include "io/call_internal.h"
+#include "io/members.h"
 #include "io/transport_rdma.h"
 #include "tests/io/transport_fixture.h"
 
@@ -183,7 +184,7 @@ static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *entries)
 
 static void cut(struct gaia_link *link)
 {
-    (void)link;
+    queue_leave(link->transport, &link->queues[0]);
 }
 
 /* Three reads under way, of which only the last asked for a completion. */
@@ -394,6 +395,47 @@ static void test_many_completions(void **state)
     flushed_close(&f);
 }
 
+/* What a peer says last is not lost because much of others is before it. */
+static void test_a_goodbye_behind_many_completions(void **state)
+{
+    static struct flushed f;
+    static struct gaia_wire_short bye = {
+        .head = {.length = sizeof bye, .version = GAIA_WIRE_VERSION, .op = GAIA_WIRE_BYE}};
+
+    (void)state;
+    flushed_open(&f);
+    struct rdma_cm_id id = {.verbs = &f.context, .context = (void *)(uintptr_t)f.link->queues[0].id};
+    f.own.id = &id;
+    f.link_own.buffers = (unsigned char *)&bye;
+    stale = 5120;
+    told[told_count++] =
+        (struct ibv_wc){.wr_id = (uint64_t)f.link->queues[0].id << 32 | RDMA_RECEIVE, .byte_len = sizeof bye};
+    happened = (struct rdma_cm_event){.id = &id, .event = RDMA_CM_EVENT_DISCONNECTED};
+    rdma_take_cm_events(&f.transport);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    assert_int_equal(f.link->error, -ESHUTDOWN);
+    flushed_close(&f);
+}
+
+/* With so many other nodes as there can be, in the shape that nodes' calls have where reads need the most
+ * queues. */
+static void test_room_for_all_nodes(void **state)
+{
+    static struct gaia_link link;
+    unsigned sends, receives, entries = 0;
+
+    (void)state;
+    link.options = (struct gaia_link_options){GAIA_LINK_QUEUES_MAX, CALL_WRITES};
+    for (unsigned end = 0; end < 2; end++)
+        for (unsigned i = 0; i < link.options.queues; i++) {
+            link.connected_here = end;
+            rdma_queue_room(&link, i, &sends, &receives);
+            entries += sends + receives;
+        }
+    print_message("%u entries a node\n", entries);
+    assert_in_range(entries * (MEMBERS_MAX - 1), 0, RDMA_CQ_ENTRIES);
+}
+
 /* Completions can't be had any more, which ends a link in this state. */
 static void broken_open(struct flushed *f, enum link_state state)
 {
@@ -402,6 +444,8 @@ static void broken_open(struct flushed *f, enum link_state state)
     flushed_open(f);
     f->transport.epoll = -1;
     f->rdma.completions = &channel;
+    f->rdma.verbs = &f->context;
+    f->context.async_fd = -1;
     f->link->state = state;
     stale = -1;
     rdma_poll_cq(&f->transport);
@@ -432,6 +476,125 @@ static void test_broken_while_connecting(void **state)
     broken_open(&f, LINK_CONNECTING);
     assert_int_equal(f.link->error, -ENODEV);
     flushed_close(&f);
+}
+
+/* ---- what a device tells besides completions ---- */
+
+static struct ibv_async_event rumours[2];
+static unsigned rumour_count, acknowledged;
+static int nothing_more; /* what reading fails with then */
+
+int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event_out)
+{
+    int (*real)(struct ibv_context *, struct ibv_async_event *) = dlsym(RTLD_NEXT, "ibv_get_async_event");
+
+    if (context->async_fd != -1)
+        return real(context, event_out);
+    if (rumour_count) {
+        *event_out = rumours[--rumour_count];
+        return 0;
+    }
+    errno = nothing_more;
+    return -1;
+}
+
+void ibv_ack_async_event(struct ibv_async_event *event)
+{
+    void (*real)(struct ibv_async_event *) = dlsym(RTLD_NEXT, "ibv_ack_async_event");
+    bool other = event->event_type == IBV_EVENT_PORT_ERR || event->event_type == IBV_EVENT_DEVICE_FATAL;
+
+    if (!other && event->element.cq->context->async_fd != -1)
+        real(event);
+    else
+        acknowledged++;
+}
+
+/* One that has seen what there was. */
+static void told_open(struct flushed *f)
+{
+    static struct ibv_comp_channel channel = {.fd = -1};
+
+    flushed_open(f);
+    f->transport.epoll = -1;
+    f->context.async_fd = -1;
+    f->rdma.verbs = &f->context;
+    f->rdma.completions = &channel;
+    while (rdma_is_in_trouble(&f->rdma))
+        f->rdma.troubles++;
+    acknowledged = 0;
+    nothing_more = EAGAIN;
+}
+
+static void hear_of(struct flushed *f, enum ibv_event_type type, struct ibv_cq *cq)
+{
+    rumours[rumour_count++] = (struct ibv_async_event){.event_type = type, .element = {.cq = cq}};
+    carrier_rdma.heard(&f->transport, QUEUE_TROUBLE);
+    carrier_rdma.glance(&f->transport);
+    assert_int_equal(rumour_count, 0);
+}
+
+static void told_close(struct flushed *f)
+{
+    f->link->state = LINK_ENDED;
+    flushed_close(f);
+}
+
+/* What goes through a queue that has failed, or a device, does not wait for its time limit. */
+static void test_a_failed_queue(void **state)
+{
+    static const enum ibv_event_type types[] = {IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL};
+    static struct flushed f;
+
+    (void)state;
+    for (unsigned t = 0; t < 2; t++) {
+        told_open(&f);
+        hear_of(&f, IBV_EVENT_PORT_ERR, NULL);
+        assert_false(f.rdma.dead);
+        assert_int_equal(acknowledged, 1);
+        hear_of(&f, types[t], &f.cq);
+        assert_true(f.rdma.dead);
+        assert_int_equal(acknowledged, 2); /* else to destroy it would wait */
+        assert_int_equal(f.link->state, LINK_ENDED);
+        for (unsigned i = 0; i < 3; i++)
+            assert_int_equal(f.reads[i].error, -EIO);
+        told_close(&f);
+    }
+}
+
+/* Of another transport of this process: which reads it is chance, and each is told. */
+static void test_a_failed_queue_of_another(void **state)
+{
+    static struct flushed reads, fails;
+
+    (void)state;
+    told_open(&reads);
+    told_open(&fails);
+    hear_of(&reads, IBV_EVENT_CQ_ERR, &fails.cq);
+    assert_false(reads.rdma.dead);
+    assert_false(fails.rdma.dead);
+    carrier_rdma.glance(&fails.transport);
+    assert_true(fails.rdma.dead);
+    told_close(&fails);
+    told_open(&fails);
+    hear_of(&reads, IBV_EVENT_DEVICE_FATAL, NULL);
+    assert_true(reads.rdma.dead);
+    carrier_rdma.glance(&fails.transport);
+    assert_true(fails.rdma.dead);
+    told_close(&fails);
+    told_close(&reads);
+}
+
+/* Which a kernel does that has cut this process off. */
+static void test_a_device_that_tells_nothing_more(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    told_open(&f);
+    nothing_more = EIO;
+    carrier_rdma.heard(&f.transport, QUEUE_TROUBLE);
+    assert_true(f.rdma.dead);
+    told_close(&f);
 }
 
 /* In a process of its own: the kernel lets nobody use a device whose rights have changed since it was opened.
@@ -558,8 +721,13 @@ int main(int argc, char **argv)
         CASE(test_flushed_reads_have_not_come),
         CASE(test_completed_reads_have_come),
         CASE(test_many_completions),
+        CASE(test_a_goodbye_behind_many_completions),
+        CASE(test_room_for_all_nodes),
         CASE(test_broken_completions),
         CASE(test_broken_while_connecting),
+        CASE(test_a_failed_queue),
+        CASE(test_a_failed_queue_of_another),
+        CASE(test_a_device_that_tells_nothing_more),
         CASE(test_memlock),
         CASE(test_dmabuf),
         CASE(test_dead_device),
