@@ -195,6 +195,7 @@ $(cxx_tools): $(BUILD)/%: $(BUILD)/%.cc.o $(so)
 $(BUILD)/tests/gpu/test_kernels: $(call obj,gpu/kernels.c)
 $(BUILD)/tests/fuzz/test_client $(BUILD)/tests/gpu/test_touch: $(call obj,gpu/touch.c)
 $(BUILD)/tests/gpu/test_home_lanes: LDFLAGS += -Wl,--wrap=pthread_create
+$(BUILD)/tests/cache/test_meet: LDFLAGS += -Wl,--wrap=call_connect,--wrap=pthread_cond_wait
 $(BUILD)/tests/fuzz/test_demand $(BUILD)/tests/gpu/test_demand_server: $(call obj,gpu/demand_server.c gpu/touch.c base/process.c)
 $(BUILD)/gpu/kernels_ptx.o: gpu/kernels.ptx
 # These walk through the calls of the transport, and of calls on it, that can fail.

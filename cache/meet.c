@@ -222,18 +222,19 @@ struct call_session *nodes_home_session(struct nodes *nodes, unsigned member)
     return session;
 }
 
-/* wait: for somebody else who is connecting. */
-static int get_home(struct nodes *nodes, unsigned member, bool wait, struct call_session **session_out)
+/* others: how many of those who are connecting are waited for, one after the other: none; who is at it now,
+ * which is once for all who wait, as the last would wait as often as there are if each tried by himself then;
+ * or one more, who began later than this. */
+static int get_home(struct nodes *nodes, unsigned member, unsigned others, struct call_session **session_out)
 {
     struct nodes_home *home = &nodes->homes[member];
     int error = 0;
 
     pthread_mutex_lock(&nodes->lock);
-    bool tries = !home->connecting;
-    uint64_t tried = home->tried;
-    /* Once, for all who wait: if each tried by itself then, the last would wait as often as there are. */
-    while (home->connecting && wait && home->tried == tried)
+    uint64_t before = home->tried;
+    while (home->connecting && home->tried - before < others)
         pthread_cond_wait(&nodes->changed, &nodes->lock);
+    bool tries = !home->connecting && (home->tried == before || home->tried - before < others);
     struct call_session *session = home->session;
     bool connects = !session && tries && !nodes->stop && home->listed;
     if (connects)
@@ -253,7 +254,7 @@ static int get_home(struct nodes *nodes, unsigned member, bool wait, struct call
  * room would be made. */
 int nodes_get_home(struct nodes *nodes, unsigned member, struct call_session **session_out)
 {
-    int error = get_home(nodes, member, true, session_out);
+    int error = get_home(nodes, member, 1, session_out);
 
     return meet_lives(error) ? -EHOSTUNREACH : error;
 }
@@ -271,14 +272,24 @@ int nodes_get_teller(struct nodes *nodes, unsigned member, struct call_session *
     return 0;
 }
 
-int nodes_meet(struct nodes *nodes, unsigned member)
+static int meet(struct nodes *nodes, unsigned member, unsigned others)
 {
     struct call_session *session;
-    int error = get_home(nodes, member, false, &session);
+    int error = get_home(nodes, member, others, &session);
 
     if (!error)
         call_session_put(session);
     return meet_refused(error) || error == -EREMCHG || error == -EACCES ? error : 0;
+}
+
+int nodes_meet(struct nodes *nodes, unsigned member)
+{
+    return meet(nodes, member, 0);
+}
+
+void nodes_meet_from_now(struct nodes *nodes, unsigned member)
+{
+    meet(nodes, member, 2);
 }
 
 bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out)

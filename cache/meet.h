@@ -25,6 +25,9 @@ const char *meet_differs(int error);
  * -EMEDIUMTYPE: another data directory;
  * -EREMCHG or -EACCES: it does not list us. */
 int nodes_meet(struct nodes *nodes, unsigned member);
+/* The same, also when somebody else is connecting: what was begun before this call, and was in vain, says
+ * nothing of now. */
+void nodes_meet_from_now(struct nodes *nodes, unsigned member);
 /* The member is listed, and is not this node. */
 bool nodes_wants(struct nodes *nodes, unsigned member, struct member *member_out);
 

@@ -40,12 +40,11 @@ struct meeting {
 static void *meet(void *argument)
 {
     struct meeting *meeting = argument;
-    struct call_session *session;
 
-    if (!meeting->waits)
+    if (meeting->waits)
+        nodes_meet_from_now(meeting->nodes, meeting->number);
+    else
         meeting->error = nodes_meet(meeting->nodes, meeting->number);
-    else if (!nodes_get_home(meeting->nodes, meeting->number, &session))
-        call_session_put(session);
     return NULL;
 }
 
