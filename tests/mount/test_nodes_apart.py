@@ -349,3 +349,46 @@ def test_a_node_that_hears_of_the_next_home_while_it_opens_the_file_at_the_last_
     check("read()", b.read(), content)
     for program in a.agent, b.agent, third:
         program.kill()
+
+
+def test_a_home_that_stood_still_while_it_tried_to_meet_the_next_one(links, mount, workdir, agents):
+    """What it had begun before is in vain, and says nothing of the other, who has taken its files over and lives: it tries once more
+    before it serves what waits. Else a write() is lost under a store of the next home's kernel, which has the page from before."""
+    names = "ab"
+    net, peers = links(names)
+    data = os.path.join(workdir, "data")
+    os.mkdir(data)
+    mounts, programs = {}, {}
+    for name in names:
+        with net.inside(name):
+            mounts[name] = mount(f"node={name},peers={peers},timeout=0,peer_timeout=2", data=data)
+    content = bytearray(pattern(8 * PAGE))
+    make_with_homes(mounts["a"], data, names, "ab", content)
+    for name in names:
+        with net.inside(name):
+            programs[name] = Program(agents(), os.path.join(mounts[name].mnt, "f"))
+    a, b = programs["a"], programs["b"]
+    all_see(programs, content)
+    net.cut = {("a", "b")}
+    net.break_off("a", "b")
+    time.sleep(0.2)  # a begins to meet b
+    with standing_still(mounts["a"].pid):
+        a.agent.start("os.pwrite(fd, data, at)", data=b"waits", at=5 * PAGE + 100)
+        with net.inside("b"):
+            wait_until(lambda: statistics(mounts["b"].mnt)["nodes"]["nodes"][0]["down"], 20, "b takes a for dead")
+        b.write(6 * PAGE + 7, b"alone")
+        wait_until(lambda: not error_of(b.agent, "os.fsync(fd)"), 10, "a sync that is told of nothing any more")
+        b.store(5 * PAGE + 200, b"stored")
+    time.sleep(0.15)  # it wants to know who lives, and that is under way
+    net.break_off("a", "b")
+    net.cut = set()
+    a.agent.finish()
+    content[5 * PAGE + 100:5 * PAGE + 105] = b"waits"
+    content[5 * PAGE + 200:5 * PAGE + 206] = b"stored"
+    content[6 * PAGE + 7:6 * PAGE + 12] = b"alone"
+    for program in b, a:
+        wait_until(lambda p=program: not error_of(p.agent, "os.fsync(fd)"), 10, "a sync that is told of nothing any more")
+    wait_until(lambda: a.read() == b.read() == bytes(content), 15, "both read what was written")
+    check("the data directory", read_file(os.path.join(data, "f")), content)
+    for program in a, b:
+        program.agent.kill()
