@@ -15,8 +15,8 @@ struct home_session;
 struct replica;
 
 /* The number here of an agent's device, made if it is new; pages: what it has for files of this home from now
- * on. -ENODEV (there are GAIA_NODE_MAX of nodes that live), -EBUSY (the one of before is being cleared away),
- * -EINVAL, -ENOMEM. */
+ * on. -ENODEV (there are GAIA_NODE_MAX of nodes that live, or of the other kind), -EBUSY (the one of before
+ * is being cleared away), -EINVAL, -ENOMEM. */
 int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages, unsigned *number_out);
 
 /* Give up frames of the agent's device that hold files which nobody maps there, until there are so many. No

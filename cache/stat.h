@@ -40,7 +40,8 @@ struct cache_file_stat {
 typedef void cache_file_stat_fn(void *context, void *file_context, const struct cache_file_stat *stat);
 void cache_stat_files(struct cache *cache, cache_file_stat_fn *fn, void *context);
 
-/* "soft:N" or "cuda:N"; "node:N": the N-th device of other nodes that came. */
+/* "soft:N" or "cuda:N"; "node:N": the N-th place for other nodes' devices (cache/home_device.h), whose
+ * counters are those of all that have had it. */
 void cache_device_name(unsigned number, char name_out[32]);
 /* WRITEs that were healed, and those that were answered before they were (cache/heal.h). */
 void cache_stat_heals(struct cache *cache, uint64_t *heals_out, uint64_t *late_out);

@@ -445,6 +445,48 @@ def test_many_files_whose_next_home_stands_still(cluster, agents):
     program.kill()
 
 
+def test_the_places_of_a_dead_nodes_devices(cluster, agents):
+    """A home has 64 places for others' devices. When all are taken, and a node dies that had them, another node's devices get
+    them: with what was released, without what was not, and nobody sees bytes of the device that was there before."""
+    nodes = cluster(3, "timeout=0,peer_timeout=2,soft_devices=64")
+    content = bytearray(pattern(64 * PAGE))
+    nodes.make(content, home=0)
+    map_all = "devices = [gaia.Device(f'soft:{i}') for i in range(64)]\nmaps = [d.mmap(fd, length) for d in devices]"
+    store = ("for i, map in enumerate(maps):\n    map.acquire()\n    map[i * PAGE + at:i * PAGE + at + 4] = bytes([which, i]) * 2\n"
+             "    if i % 2 or not halves: map.release()")
+
+    def stores(program, which, at, halves):
+        program.agent.do(store, which=which, at=at, halves=halves)
+        for i in range(64):
+            if i % 2 or not halves:
+                content[i * PAGE + at:i * PAGE + at + 4] = bytes([which, i]) * 2
+
+    own = Program(agents(), nodes.path(0))
+    one, two = (Program(agents(), nodes.path(number), device=None, cpu=False) for number in (1, 2))
+    one.agent.do(map_all)
+    stores(one, 101, 100, halves=True)
+    assert error_of(two.agent.do, "gaia.Device('soft:0').mmap(fd, length)") == errno.ENODEV
+    nodes[1].kill()
+    one.agent.kill()
+    wait_until(lambda: not error_of(two.agent.do, map_all), what="their places are free")
+    for i in range(64):
+        check(f"device {i}", two.agent(f"maps[{i}][:]"), content)
+    stores(two, 102, 200, halves=False)
+    check("the home", own.read(), content)
+    check("its device", own.acquired(), content)
+    nodes.mount(1)
+    again = Program(agents(), nodes.path(1), device=None, cpu=False)
+    assert error_of(again.agent.do, "gaia.Device('soft:0').mmap(fd, length)") == errno.ENODEV
+    two.agent.end()
+    assert nodes[2].unmount() is None
+    again.agent.do(map_all)
+    stores(again, 103, 300, halves=False)
+    for program in own, again:
+        check("read()", program.read(), content)
+    for program in own, again:
+        program.agent.end()
+
+
 @pytest.mark.parametrize("which", SIDES)
 def test_a_map_just_after_a_home_has_died(cluster, agents, which):
     """The next home claims the file before Linux has let go of the dead one's claim."""
