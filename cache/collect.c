@@ -172,7 +172,7 @@ static int tell_kernels(struct collect *c)
     page_mask releasing = 0;
     int error = 0;
 
-    if (c->file->cache->nodes || c->what != COLLECT_RELEASING)
+    if (c->file->cache->nodes || c->what == COLLECT_PENDING)
         error = kernels_collect(c->file, c->leaf->number, c->changed);
     for (size_t i = 0; i < c->count; i++)
         releasing |= c->taken[i].copy->releasing;
@@ -309,23 +309,6 @@ static void keep_homed(struct collect *c)
     c->count = kept;
 }
 
-/* The home's bytes of the part. A page that can't be read, and is about to be replaced, is what it was when
- * it was granted: it lacks what others have changed since, and is written whole. (To leave it to the caller
- * would lose what was released if that fails.) */
-static int read_part(struct collect *c)
-{
-    int error = home_read(c->file, c->home, c->bytes, c->offset);
-    const struct taken *t = c->taken;
-
-    if (error != -EIO || c->what != COLLECT_REPLACED || c->length > 1)
-        return error;
-    while (!in_part(c, t))
-        t++;
-    memcpy(c->home, frame_bytes(&c->file->cache->twins, *leaf_copy_twin(t->copy, t->page)), GAIA_PAGE_SIZE);
-    c->changed = UINT64_C(1) << t->page;
-    return 0;
-}
-
 /* What was taken of some pages becomes the home's. */
 static int collect_part(struct collect *c, unsigned first, unsigned length)
 {
@@ -337,7 +320,7 @@ static int collect_part(struct collect *c, unsigned first, unsigned length)
     c->bytes = length * GAIA_PAGE_SIZE;
     if (c->file->size - c->offset < (off_t)c->bytes)
         c->bytes = (size_t)(c->file->size - c->offset);
-    int error = read_part(c);
+    int error = home_read(c->file, c->home, c->bytes, c->offset);
     if (error)
         return error;
     memset(c->home + c->bytes, 0, length * GAIA_PAGE_SIZE - c->bytes);
@@ -368,7 +351,7 @@ static int collect_run(struct collect *c, unsigned first, unsigned length)
     int error = take(c, first, length);
     bool holds_end = claim_is_shared(c->file) && claim_hold_end(c->file->fd, &c->file->claim.end_missed);
 
-    for (unsigned done = 0; done < length && !error; done += PART_PAGES)
+    for (unsigned done = 0; done < length && !error && c->what != COLLECT_REPLACED; done += PART_PAGES)
         error = collect_part(c, first + done, length - done < PART_PAGES ? length - done : PART_PAGES);
     if (holds_end)
         claim_let_end_go(c->file->fd);

@@ -12,8 +12,7 @@ enum collect_what {
     /* And those being released: only for a READ that fills the kernel's cache, because the kernel asks only
      * for pages that it does not hold. */
     COLLECT_RELEASING,
-    /* Released ones of pages that the caller is about to replace, whole: where the home's can't be read, a
-     * device's takes its place. */
+    /* Released ones of pages that have been replaced since, whole: the home keeps what it has. */
     COLLECT_REPLACED,
 };
 

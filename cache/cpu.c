@@ -385,22 +385,62 @@ static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pa
     return 0;
 }
 
+/* Of pages that are replaced whole. What devices have released of one that can't be read stays with them. */
+static int before_replacing(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
+{
+    int error = collect_pages(file, leaf, pages, COLLECT_PENDING);
+
+    (void)flags;
+    if (error && error != -EIO)
+        return error;
+    mark_touched(leaf, pages);
+    error = scan_keep_twins(leaf, pages);
+    if (!error) {
+        leaf->kernel |= pages;
+        file_cpu_modified(leaf, pages);
+    }
+    return error;
+}
+
+/* The pages that lie in the range whole: false, if there are none. */
+static bool whole_pages(off_t offset, uint64_t length, off_t *start_out, off_t *end_out)
+{
+    const uint64_t mask = ~(uint64_t)(GAIA_PAGE_SIZE - 1);
+
+    *start_out = (off_t)(((uint64_t)offset + ~mask) & mask);
+    *end_out = (off_t)(((uint64_t)offset + length) & mask);
+    return *start_out < *end_out;
+}
+
+int cpu_before_change(struct cache_file *file, off_t offset, uint64_t length, unsigned flags,
+                      bool *unread_out)
+{
+    int error = cpu_each_leaf(file, offset, length, flags, before_write);
+    off_t start, end;
+
+    *unread_out = false;
+    if (error != -EIO || flags & CACHE_IO_WRITEBACK || !whole_pages(offset, length, &start, &end))
+        return error;
+    *unread_out = true;
+    error = cpu_each_leaf(file, offset, (uint64_t)(start - offset), flags, before_write);
+    if (!error)
+        error = cpu_each_leaf(file, end, (uint64_t)offset + length - (uint64_t)end, flags, before_write);
+    return error ? error : cpu_each_leaf(file, start, (uint64_t)(end - start), flags, before_replacing);
+}
+
 static int collect_replaced(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
 {
     (void)flags;
     return collect_pages(file, leaf, pages, COLLECT_REPLACED);
 }
 
-int cpu_before_change(struct cache_file *file, off_t offset, uint64_t length, unsigned flags)
+int cpu_replaced(struct cache_file *file, off_t offset, uint64_t length)
 {
-    const uint64_t mask = ~(uint64_t)(GAIA_PAGE_SIZE - 1);
-    int error = cpu_each_leaf(file, offset, length, flags, before_write);
-    uint64_t start = ((uint64_t)offset + ~mask) & mask, end = ((uint64_t)offset + length) & mask;
+    off_t start, end;
 
-    if (error != -EIO || start >= end || flags & CACHE_IO_WRITEBACK)
-        return error;
-    error = cpu_each_leaf(file, (off_t)start, end - start, 0, collect_replaced);
-    return error ? error : cpu_each_leaf(file, offset, length, flags, before_write);
+    if (!whole_pages(offset, length, &start, &end))
+        return 0;
+    return cpu_each_leaf(file, start, (uint64_t)(end - start), 0, collect_replaced);
 }
 
 void cpu_look_at_size(struct cache_file *file, bool unchanged)
@@ -511,6 +551,7 @@ static int apply_write(struct cache_file *file, struct cpu_write *w)
     bool writes_back = w->flags & CACHE_IO_WRITEBACK;
     bool plain = !(w->flags & (CACHE_IO_WRITEBACK | CACHE_IO_DIRECT));
     unsigned node = w->flags >> 8;
+    bool unread = false;
     int error = 0;
 
     if (plain)
@@ -522,7 +563,7 @@ static int apply_write(struct cache_file *file, struct cpu_write *w)
     if (!error && w->offset != w->wished)
         error = heal_misplaced(file, w->buffer, w->length, w->wished, w->flags, &w->misplaced);
     if (!error)
-        error = cpu_before_change(file, w->offset, w->length, w->flags);
+        error = cpu_before_change(file, w->offset, w->length, w->flags, &unread);
     if (!error)
         error = kernels_change(file, node, w->offset, w->length);
     if (!error)
@@ -533,9 +574,12 @@ static int apply_write(struct cache_file *file, struct cpu_write *w)
                     : write_all(w->fd, w->buffer, w->length, w->offset, w->flags & CACHE_IO_APPEND, &w->done);
     if (!writes_back)
         heal_applied(file, w->heal, w->buffer, w->done, w->offset);
+    int kept = unread ? cpu_replaced(file, w->offset, w->done) : 0;
     if (plain)
         kernels_wrote(file, node, w->buffer, w->done, w->offset);
-    return error;
+    if (kept) /* what devices have released before may come over it yet */
+        w->done = 0;
+    return kept ? kept : error;
 }
 
 ssize_t cache_file_write(struct cache_file *file, int fd, const void *buffer, size_t length, off_t offset,

@@ -13,7 +13,12 @@ int cpu_each_leaf(struct cache_file *file, off_t offset, uint64_t length, unsign
 /* Before bytes of a range are changed. Rule 3, from which not even a write of whole pages is excepted:
  * without the collect a twin would stay behind that later brings overwritten bytes back. Rule 6: a write-back
  * never collects. */
-int cpu_before_change(struct cache_file *file, off_t offset, uint64_t length, unsigned flags);
+int cpu_before_change(struct cache_file *file, off_t offset, uint64_t length, unsigned flags,
+                      bool *unread_out);
+/* After the change, under the same lock, if it was said that some of the pages that are replaced whole could
+ * not be read: what devices had released of them is older. (Not before: where the change fails, what others
+ * have written there is on storage, and can perhaps be read some day.) */
+int cpu_replaced(struct cache_file *file, off_t offset, uint64_t length);
 /* The end of the file after a change of ours; unchanged: what file_unchanged() said before it. */
 void cpu_look_at_size(struct cache_file *file, bool unchanged);
 

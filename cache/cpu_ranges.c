@@ -87,11 +87,11 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
 
     if (error)
         return error;
-    bool unchanged = file_unchanged(file);
+    bool unchanged = file_unchanged(file), unread = false;
     passed_look_at_size(file);
     /* Allocating alone changes no byte; punching and zeroing are writes. */
     if (changes_bytes(mode)) {
-        error = cpu_before_change(file, offset, (uint64_t)length, 0);
+        error = cpu_before_change(file, offset, (uint64_t)length, 0, &unread);
         if (!error)
             error =
                 kernels_change(file, KERNELS_NOBODY, offset, INT64_MAX); /* what lies behind may move, too */
@@ -103,6 +103,8 @@ int cache_file_fallocate(struct cache_file *file, int fd, int mode, off_t offset
         error = fallocate(fd, mode, offset, length) ? -errno : 0;
         fsuid_end_write();
     }
+    if (!error && unread)
+        error = cpu_replaced(file, offset, (uint64_t)length);
     cpu_look_at_size(file, unchanged);
     if (changes_bytes(mode))
         heal_changed(file, offset, length);
@@ -161,7 +163,7 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
         return -EXDEV;
     int error = 0;
     ssize_t done = 0;
-    bool unchanged = false;
+    bool unchanged = false, unread = false;
 
     if (length > COPY_MAX) /* a short copy is asked for again: others wait for the lock meanwhile */
         length = COPY_MAX;
@@ -180,7 +182,7 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
         if (in == out)
             error = cpu_each_leaf(in, offset_in, length, 0, collect_range);
         if (!error)
-            error = cpu_before_change(out, offset_out, length, 0);
+            error = cpu_before_change(out, offset_out, length, 0, &unread);
         if (!error)
             error = kernels_change(out, KERNELS_NOBODY, offset_out, length);
     }
@@ -192,6 +194,8 @@ ssize_t cache_file_copy_range(struct cache_file *in, int fd_in, off_t offset_in,
         error = done < 0 ? -errno : 0;
         fsuid_end_write();
     }
+    if (done > 0 && unread)
+        error = cpu_replaced(out, offset_out - done, (uint64_t)done);
     if (out) {
         cpu_look_at_size(out, unchanged);
         if (done > 0) {

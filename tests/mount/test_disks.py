@@ -482,6 +482,41 @@ def test_what_replaces_pages_that_cannot_be_read(mount, disk, devices, stored):
     disk.mend()
 
 
+@pytest.mark.parametrize("call", ["write", "copy"])
+def test_what_was_to_be_replaced_and_was_not(mount, disk, devices, call):
+    """It is not what a device was granted long ago: what others have written since is there when the disk is whole again."""
+    m = mount("passthrough=off,timeout=60", data=disk.folder)
+    content = bytearray(pattern(MIB, 6))
+    path, source = os.path.join(m.mnt, "f"), os.path.join(m.mnt, "source")
+    for name in ("low", "pad"):  # so that the files lie behind what stays
+        write_file(os.path.join(m.mnt, name), pattern(4 * MIB))
+    for name in (source, path):
+        write_file(name, content)
+    disk.sync()
+    if disk.place("source", 0) < 6 * MIB or disk.place("f", 0) < 6 * MIB:
+        pytest.skip("the files are low on the disk")
+    opened, fd = Opened(devices(), path), os.open(source, os.O_RDONLY)
+    assert opened.map[:10 * PAGE] == bytes(content[:10 * PAGE])
+    os.pwrite(opened.fd, b"newer", 2 * PAGE + 200)
+    content[2 * PAGE + 200:2 * PAGE + 205] = b"newer"
+    os.fsync(opened.fd)
+    for forgotten in (path, source, os.path.join(disk.folder, "f"), os.path.join(disk.folder, "source")):
+        helpers.drop_host_cache(forgotten)
+    disk.cut()
+    opened.map[3 * PAGE - 50:3 * PAGE + 50] = content[3 * PAGE - 50:3 * PAGE + 50] = b"s" * 100
+    opened.map.release()
+    if call == "write":
+        assert error_of(os.pwrite, opened.fd, b"w" * (PAGE + 100), 2 * PAGE) == errno.EIO
+    else:
+        assert error_of(os.copy_file_range, fd, opened.fd, PAGE, 2 * PAGE, 2 * PAGE) == errno.EIO
+    disk.mend()
+    for forgotten in (path, os.path.join(disk.folder, "f")):
+        helpers.drop_host_cache(forgotten)
+    assert os.pread(opened.fd, 200, 2 * PAGE + 100) == bytes(content[2 * PAGE + 100:2 * PAGE + 300])
+    assert os.pread(opened.fd, MIB, 0) == bytes(content)
+    os.close(fd)
+
+
 @pytest.mark.parametrize("tracked", [False, True])
 def test_a_file_of_which_a_part_cannot_be_read(mount, disk, devices, tracked):
     """What lies before that part is read, the part is EIO, neither the end of the file nor zeros; all of it is there when
