@@ -2,10 +2,12 @@
 #include "fs/mountinfo.h"
 
 #include <errno.h>
-#include <stdbool.h>
+#include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/sysmacros.h>
 
 static int octal(const char *text)
@@ -105,12 +107,8 @@ static void look_for_mount(const struct mounted *mounted, const char *path, void
 {
     struct search *search = context;
 
-    if (mounted->number == search->mounted.number && mounted->device == search->mounted.device) {
+    if (mounted->number == search->mounted.number && mounted->device == search->mounted.device)
         search->found = strdup(path);
-    } else if (search->found && strcmp(path, search->found) == 0) { /* lies over it */
-        free(search->found);
-        search->found = NULL;
-    }
 }
 
 char *mountinfo_path(const struct mounted *mounted)
@@ -119,6 +117,17 @@ char *mountinfo_path(const struct mounted *mounted)
 
     each_mount(look_for_mount, &search); /* without /proc it is nowhere */
     return search.found;
+}
+
+bool mountinfo_is_covered(const struct mounted *mounted, const char *path)
+{
+    const int flags = AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC; /* asks no daemon */
+    struct statx stx;
+
+    if (statx(AT_FDCWD, path, flags, STATX_MNT_ID, &stx))
+        return false;
+    return makedev(stx.stx_dev_major, stx.stx_dev_minor) != mounted->device ||
+           (stx.stx_mask & STATX_MNT_ID && stx.stx_mnt_id != (uint64_t)mounted->number);
 }
 
 /* "ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS [TAG]... - TYPE SOURCE OPTIONS"; cuts the line up. */

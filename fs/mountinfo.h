@@ -3,6 +3,7 @@
 #ifndef GAIAFS_FS_MOUNTINFO_H
 #define GAIAFS_FS_MOUNTINFO_H
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 struct mounted {
@@ -13,9 +14,13 @@ struct mounted {
 /* The topmost mount at path (absolute, no symbolic links). 0, -ENOENT or another negative errno. */
 int mountinfo_at(const char *path, struct mounted *mounted_out);
 
-/* Where that mount is now: it may have been moved, or a folder above it renamed. To be freed; NULL: it is
- * nowhere, or another one lies over it. */
+/* Where that mount is now: it may have been moved, or a folder above it renamed. To be freed; NULL: nowhere.
+ */
 char *mountinfo_path(const struct mounted *mounted);
+
+/* Whether its path leads to another one that lies over it. That need not be the last one in the list: it may
+ * have been mounted elsewhere before, and moved. */
+bool mountinfo_is_covered(const struct mounted *mounted, const char *path);
 
 /* Calls seen() for each gaiafs mount that this process sees: those of type fuse.gaiafs whose source is an
  * absolute path. The texts live as long as the call. 0 or a negative errno. */

@@ -382,7 +382,7 @@ static bool unmount_at(struct fs *fs, const char *path)
 static bool unmount_served(struct fs *fs)
 {
     char *path = fs->as_root ? mountinfo_path(&fs->mounted) : NULL;
-    bool unmounted = path && unmount_at(fs, path);
+    bool unmounted = path && !mountinfo_is_covered(&fs->mounted, path) && unmount_at(fs, path);
 
     free(path);
     return unmounted;
@@ -528,7 +528,8 @@ void session_end(struct fs *fs)
 {
     struct mounted now;
 
-    if (mountinfo_at(fs->mount_path, &now) < 0 || now.device != fs->mounted.device)
+    if (mountinfo_at(fs->mount_path, &now) < 0 || now.device != fs->mounted.device ||
+        mountinfo_is_covered(&fs->mounted, fs->mount_path))
         abandon(fs);
     fuse_session_unmount(fs->session); /* closes its descriptor */
     if (fs->left)                      /* who may notify the kernel yet */

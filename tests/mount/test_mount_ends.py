@@ -250,6 +250,36 @@ def test_a_signal_unmounts_where_the_mount_is_by_now(mount, workdir, busy):
 
 
 @needs_root
+@pytest.mark.parametrize("over", [False, True])
+def test_a_signal_unmounts_ours_and_no_other_at_its_place(mount, workdir, over):
+    """Which of them lies over the other the list of mounts does not say: it goes by when they were mounted, not moved."""
+    above = os.path.join(workdir, "above")
+    here, there = os.path.join(above, "here"), os.path.join(above, "there")
+    os.mkdir(above)
+    subprocess.run(["mount", "-t", "tmpfs", "above", above], check=True)
+    subprocess.run(["mount", "--make-private", above], check=True)  # what is mounted there can be moved
+    os.mkdir(here), os.mkdir(there)
+    try:
+        if not over:
+            m = mount(mnt=there)
+        another = there if over else here
+        subprocess.run(["mount", "-t", "tmpfs", "another", another], check=True)
+        write_file(os.path.join(another, "theirs"), b"")
+        if over:
+            m = mount(mnt=here)
+        else:
+            write_file(os.path.join(there, "f"), b"kept")
+        subprocess.run(["mount", "--make-private", there], check=True)
+        subprocess.run(["mount", "--move", there, here], check=True)
+        os.kill(m.pid, signal.SIGTERM)
+        assert m.proc.wait(20) == 0
+        assert os.listdir(here) == ["theirs"]
+        assert over or read_file(os.path.join(m.data, "f")) == b"kept"
+    finally:
+        subprocess.run(["umount", "-R", "-l", above], check=True)
+
+
+@needs_root
 def test_killed_daemon_leaves_an_error_not_a_hang(mount):
     m = mount("passthrough=off")
     file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT)
