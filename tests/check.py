@@ -89,8 +89,9 @@ def units(args):
 
 def to_the_next_test(said):
     """Of what a unit test program says the part to the end of the first test that failed: it is left where it stood, with its
-    threads and its memory, and what they do to the tests behind it shows nothing. The second try runs those, too."""
-    failed = re.search(r"^\[  (?:ERROR|FAILED) .*?(?=^\[ RUN )", said, re.M | re.S)
+    threads and its memory, and what they do to the tests behind it, or are at the program's end, shows nothing. The second try
+    runs those, too."""
+    failed = re.search(r"^\[  (?:ERROR|FAILED) .*?(?=^\[ RUN |^\[=+\] \d+ test)", said, re.M | re.S)
     crashed = re.search(r"^ended by signal.*", said, re.M)
     return said[:failed.end()] + (crashed[0] if crashed else "") if failed else said
 
