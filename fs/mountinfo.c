@@ -107,7 +107,8 @@ static void look_for_mount(const struct mounted *mounted, const char *path, void
 {
     struct search *search = context;
 
-    if (mounted->number == search->mounted.number && mounted->device == search->mounted.device)
+    if (mounted->number == search->mounted.number && mounted->device == search->mounted.device &&
+        !search->found) /* a list that changes while it is read may have it twice */
         search->found = strdup(path);
 }
 
