@@ -93,7 +93,7 @@ int home_device_get(struct home_session *agent, uint32_t device, uint64_t pages,
     } else if (here && here->node->session != agent->session) {
         error = -EBUSY;
     }
-    if (!error) /* it may have come again with another device_cache=, or its part is another one now */
+    if (here && !error) /* it may have come again with another device_cache=, or its part is another now */
         here->capacity = pages;
     pthread_mutex_unlock(&cache->devices_lock);
     return error;
