@@ -55,7 +55,8 @@ THINNED = {"cuda_broken": 5, "cuda_cut": 2, "cuda_lanes": 4, "cuda_large": 8, "c
            "nodes_random": 3, "nodes_room": 3, "nodes_sizes": 3, "permissions": 4, "sharing": 4}
 SANITIZED = {"injection"}  # more of it there than here
 # What has no parameters here, and is not marked `plain`, is run by its steps with sanitizers only (GAIA_GATE=sanitized).
-ENOUGH_SANITIZED = {"arguments", "clients", "cuda_limits", "deaths", "disks", "fault_path", "fault_threads", "forks", "parts"}
+ENOUGH_SANITIZED = {"arguments", "broken_disks", "clients", "cuda_limits", "deaths", "disks", "fault_path",
+                    "fault_threads", "forks", "parts"}
 sanitizer_is_enough = pytest.mark.skip(reason="tests/run.sh runs it with a sanitizer: make check")
 
 

@@ -13,7 +13,8 @@ import threading
 import pytest
 
 from helpers import BIN, descriptors, read_file, statistics, wait_until, write_file
-from test_disks import disk, fill, small  # noqa: F401  pylint: disable=unused-import
+from test_broken_disks import disk  # noqa: F401  pylint: disable=unused-import
+from test_disks import fill, small  # noqa: F401  pylint: disable=unused-import
 
 
 def lines(m, text):

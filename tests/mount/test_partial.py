@@ -11,7 +11,8 @@ from files import Opened
 from gpu_fixture import MAP
 from helpers import (MIB, PAGE, agents, cuda_standin, devices, drop_host_cache, error_of, read_file, write_at,  # noqa: F401
                      write_file)
-from test_disks import disk, fill, small  # noqa: F401
+from test_broken_disks import disk  # noqa: F401
+from test_disks import fill, small  # noqa: F401
 
 
 def with_room_for(path, pages, count):

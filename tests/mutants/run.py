@@ -44,7 +44,7 @@ UNIT_ORDER = ("consistency/", "fs/", "cache/test_index", "cache/test_policy", "c
 MOUNT_ORDER = ("test_promises.py", "test_sharing.py", "test_changes.py", "test_room.py", "test_devices.py",
                "test_files.py", "test_names.py", "test_permissions.py", "test_attributes.py", "test_backing.py",
                "test_oracle.py", "test_clients.py", "test_forks.py", "test_deaths.py", "test_arguments.py", "test_disks.py",
-               "test_protocol.py", "test_cuda.py", "test_durability.py", "test_mount.py",
+               "test_broken_disks.py", "test_protocol.py", "test_cuda.py", "test_durability.py", "test_mount.py",
                "test_mount_ends.py", "test_examples.py", "test_injection.py")
 
 
