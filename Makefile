@@ -80,7 +80,7 @@ obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 home_a := $(BUILD)/libhome.a
 so := $(BIN)/libgaia.so
 # Under TSan not those that start no thread; nor fuzzers, as some of their inputs store where they should not: those are races.
-single := $(addprefix tests/base/test_,descriptor read size) tests/consistency/test_% $(addprefix tests/io/test_,direct members message transport_peers transport_posts) \
+single := $(addprefix tests/base/test_,descriptor read size) tests/consistency/test_% $(addprefix tests/io/test_,direct members message) \
 	$(addprefix tests/gpu/test_,kernels touch) $(addprefix tests/fs/test_,escape listener loop open_reply options token) \
 	$(addprefix tests/cache/test_,device evict_staying followed hosted index maps overrule policy readahead sure table window)
 tests := $(patsubst %.c,$(BUILD)/%,$(filter-out $(if $(filter thread,$(SANITIZE)),$(addsuffix .c,$(single)) tests/fuzz/%), \

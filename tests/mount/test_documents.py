@@ -283,6 +283,24 @@ def test_what_the_gate_leaves_to_sanitizers_has_a_step_with_one():
     assert len(steps) == 2 and ENOUGH_SANITIZED <= set(",".join(steps).split(","))
 
 
+def unit_tests(sanitize):
+    """FOLDER/test_NAME of those in C that such a build has."""
+    database = subprocess.run(["make", "-pn", f"SANITIZE={sanitize}", "units"], cwd=TOP, capture_output=True, text=True, timeout=50, check=True)
+    return {name.split("/tests/")[1] for name in re.search(r"^tests := (.*)", database.stdout, re.M)[1].split()}
+
+
+def with_included(path):
+    """The text of a test, and of what it includes of the tests."""
+    text = text_of(path)
+    return text + "".join(with_included(name) for name in re.findall(r'^#include "(tests/.*)"', text, re.M))
+
+
+def test_what_tsan_is_not_given_starts_no_thread():
+    left = {name for name in unit_tests("") - unit_tests("thread") if not name.startswith("fuzz/")}
+    assert len(left) > 20, "the test tests nothing"
+    assert not [name for name in left if "pthread_create" in with_included(f"tests/{name}.c")]
+
+
 def test_check_long_ends_in_debian_13():
     assert re.search(r"^check-long: .*\n((?:\t.*\n)+)", text_of("Makefile"), re.M)[1].splitlines()[-1] == "\tsh tests/trixie.sh"
 
