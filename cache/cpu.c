@@ -359,6 +359,13 @@ static void note_crossed(struct leaf *leaf, page_mask pages)
                              (unsigned)__builtin_popcountll(pages & copy_stored(copy)));
 }
 
+/* The kernel has the pages, and what it has is about to be newer than what devices have. */
+static void note_change(struct leaf *leaf, page_mask pages)
+{
+    leaf->kernel |= pages;
+    file_cpu_modified(leaf, pages);
+}
+
 static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pages, unsigned flags)
 {
     if (!(flags & CACHE_IO_WRITEBACK)) {
@@ -380,8 +387,7 @@ static int before_write(struct cache_file *file, struct leaf *leaf, page_mask pa
     if (flags & CACHE_IO_WRITEBACK)
         collect_pages(file, leaf, pages, COLLECT_RELEASING);
 #endif
-    leaf->kernel |= pages;
-    file_cpu_modified(leaf, pages);
+    note_change(leaf, pages);
     return 0;
 }
 
@@ -395,10 +401,8 @@ static int before_replacing(struct cache_file *file, struct leaf *leaf, page_mas
         return error;
     mark_touched(leaf, pages);
     error = scan_keep_twins(leaf, pages);
-    if (!error) {
-        leaf->kernel |= pages;
-        file_cpu_modified(leaf, pages);
-    }
+    if (!error)
+        note_change(leaf, pages);
     return error;
 }
 

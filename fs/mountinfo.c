@@ -82,7 +82,7 @@ struct search {
     bool any;
 };
 
-/* The topmost of several at one place is last. */
+/* The topmost of several at one place is last, if none was moved there: mountinfo_is_covered(). */
 static void look_at_path(const struct mounted *mounted, const char *path, void *context)
 {
     struct search *search = context;
