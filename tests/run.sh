@@ -12,7 +12,7 @@ sh examples/packages.sh run tests
 jobs=$(nproc)
 [ -e /dev/fuse ] || modprobe fuse 2>/dev/null || true
 
-ends=arguments,broken_disks,cuda_broken,cuda_limits,deaths,disks,fault_path,injection,leaks,nodes_deaths
+ends=arguments,broken_disks,cuda_broken,cuda_limits,deaths,disks,fault_path,injection,leaks,nodes_comings,nodes_deaths
 threads=clients,deaths,fault_threads,forks,nodes_babble,parts,sharing
 
 # The unit tests run under ASan and UBSan, and under TSan what starts threads. As users get them: these, which are what the optimizer
@@ -21,7 +21,7 @@ plain="consistency/test_merge gpu/test_kernels gpu/test_lockstep gpu/test_reques
 
 # Parts of the suite that other lanes run, so that all end at about the same time.
 second=device_code,examples,gpu_scripts,cuda_paging,rules
-third=broken_disks,cuda_large,cuda_limits,deaths,descriptors,devices,disks,leaving,mount,networks,nodes,nodes_deaths,nodes_words,nodes_parting,nodes_slow,nodes_still,nodes_writers,nodes_zombies
+third=broken_disks,cuda_large,cuda_limits,deaths,descriptors,devices,disks,leaving,mount,networks,nodes,nodes_comings,nodes_deaths,nodes_words,nodes_parting,nodes_slow,nodes_still,nodes_writers,nodes_zombies
 fourth=frozen,nodes_apart,nodes_calls,nodes_lists,nodes_members,nodes_names,nodes_nemesis,nodes_random,nodes_room,nodes_sizes,passthrough_devices
 # Leaves to make check what takes long and is seldom broken.
 export GAIA_GATE=sanitized # there are steps with sanitizers, too

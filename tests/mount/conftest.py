@@ -51,8 +51,8 @@ def so_much(usual, gate):
 # of eight or more every eighth, or one of so many: here by file. Of that a third where the plain suite runs some, too (others,
 # where there are enough); all that is marked `whole`, and one of n of what is marked `one_of(n)`. `make check` runs all.
 THINNED = {"cuda_broken": 5, "cuda_cut": 2, "cuda_lanes": 4, "cuda_large": 8, "cuda_maps": 4, "cuda_refresh": 5, "cuda_windows": 4,
-           "device_code": 5, "injection": 5, "networks": 3, "nodes": 5, "nodes_calls": 3, "nodes_deaths": 3, "nodes_names": 3,
-           "nodes_random": 3, "nodes_room": 3, "nodes_sizes": 3, "permissions": 4, "sharing": 4}
+           "device_code": 5, "injection": 5, "networks": 3, "nodes": 5, "nodes_calls": 3, "nodes_comings": 3, "nodes_deaths": 3,
+           "nodes_names": 3, "nodes_random": 3, "nodes_room": 3, "nodes_sizes": 3, "permissions": 4, "sharing": 4}
 SANITIZED = {"injection"}  # more of it there than here
 # What has no parameters here, and is not marked `plain`, is run by its steps with sanitizers only (GAIA_GATE=sanitized).
 ENOUGH_SANITIZED = {"arguments", "broken_disks", "clients", "cuda_limits", "deaths", "disks", "fault_path",

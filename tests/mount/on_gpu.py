@@ -13,7 +13,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
 FILES = "promises clients parts sharing changes nodes_random".split()
-LONG = "broken_disks deaths disks oracle durability room nodes nodes_calls nodes_deaths nodes_members nodes_names nodes_parting nodes_room nodes_words leaving".split()  # not in the gate
+LONG = "broken_disks deaths disks oracle durability room nodes nodes_calls nodes_comings nodes_deaths nodes_members nodes_names nodes_parting nodes_room nodes_words leaving".split()  # not in the gate
 
 
 def main():

@@ -34,8 +34,8 @@ import bench  # noqa: E402
 
 HERE, THERE = "10.0.0.1", "10.0.1.1"
 TESTS = ["test_transport", "test_transport_faults", "test_transport_peers", "test_transport_devices",
-         "test_transport_posts", "test_standing", "test_pull", "test_call", "test_call_moves", "test_fault_path",
-         "test_fault_standing"]
+         "test_transport_told", "test_transport_posts", "test_standing", "test_pull", "test_call", "test_call_moves",
+         "test_fault_path", "test_fault_standing"]
 if not os.environ.get("GAIA_GATE"):  # tests/run.sh has no time for these: make check-long
     TESTS += ["test_transport_time", "test_call_ends", "test_call_answers", "test_transport_calls", "test_call_words",
               "test_call_faults"]

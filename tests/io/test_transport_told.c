@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a device and its kernel tell: completions, events of connections, and what goes wrong besides. The
+ * device is none, and says what a test has put there. */
+#include "io/call_internal.h"
+#include "io/members.h"
+#include "io/transport_rdma.h"
+#include "tests/io/transport_fixture.h"
+
+#include <dlfcn.h>
+
+/* ---- completions of a queue pair that is in error, from a device that is none ---- */
+
+static struct ibv_wc told[4];
+static int told_count;
+
+/* Entries that are there besides, of queue pairs that have gone; less than 0: it can't be read. */
+static int stale;
+
+static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *entries)
+{
+    int count = told_count < most ? told_count : most;
+
+    (void)cq;
+    if (stale < 0)
+        return -1;
+    if (stale) {
+        count = stale < most ? stale : most;
+        memset(entries, 0, (size_t)count * sizeof *entries);
+        stale -= count;
+        return count;
+    }
+    memcpy(entries, told, (size_t)count * sizeof *told);
+    told_count = 0;
+    return count;
+}
+
+static void cut(struct gaia_link *link)
+{
+    queue_leave(link->transport, &link->queues[0]);
+}
+
+/* Three reads under way, of which only the last asked for a completion. */
+struct flushed {
+    struct gaia_transport transport;
+    struct rdma rdma;
+    struct rdma_link link_own;
+    struct rdma_queue own;
+    bool is_transfer[4];
+    struct gaia_memory memory;
+    struct gaia_transfer reads[3];
+    struct ibv_context context;
+    struct ibv_cq cq;
+    struct gaia_link *link;
+};
+
+static void flushed_open(struct flushed *f)
+{
+    static const struct carrier carrier_of_test = {.cut = cut};
+
+    *f = (struct flushed){.transport = {.carrier = &carrier_of_test, .config = {.timeout_ms = TIMEOUT_MS}}};
+    f->transport.own = &f->rdma;
+    LIST_INIT(&f->transport.links);
+    TAILQ_INIT(&f->transport.ready);
+    f->context.ops.poll_cq = poll_cq;
+    f->cq.context = &f->context;
+    f->rdma.cq = &f->cq;
+    f->link = link_new(&f->transport, true);
+    assert_non_null(f->link);
+    f->link->state = LINK_OPEN;
+    f->link->own = &f->link_own;
+    must(queue_enter(&f->transport, &f->link->queues[0]));
+    f->link->queues[0].own = &f->own;
+    f->own = (struct rdma_queue){.posted = 3, .ring = 4, .is_transfer = f->is_transfer};
+    memset(f->is_transfer, true, sizeof f->is_transfer);
+    for (unsigned i = 0; i < 3; i++) {
+        f->reads[i] = (struct gaia_transfer){.memory = &f->memory, .region = UINT32_MAX, .length = 4096};
+        queue_push(&f->link->queues[0], &f->reads[i]);
+    }
+}
+
+static void flushed_close(struct flushed *f)
+{
+    f->link->done = NULL;
+    link_free(f->link);
+}
+
+/* Of a kernel without connections, as this machine's: that is no sign that the peer does not run. */
+static void test_no_connections_here(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    if (carrier == GAIA_CARRIER_RDMA)
+        skip(); /* there are some */
+    flushed_open(&f);
+    must(rdma_parse("10.0.0.1:0", &f.rdma.address));
+    assert_true(call_is_short(rdma_begin(f.link, 1, "10.0.0.2:1")));
+    print_message("%s\n", gaia_transport_why());
+    rdma_queue_free(&f.link->queues[1]);
+    f.link->state = LINK_ENDED;
+    flushed_close(&f);
+}
+
+/* What a kernel says that is none: an event for rdma_get_cm_event(), once, and what rdma_connect() fails
+ * with. 0: the one that is here is asked. */
+static struct rdma_cm_event happened;
+static int connecting_fails;
+
+int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event_out)
+{
+    int (*real)(struct rdma_event_channel *, struct rdma_cm_event **) = dlsym(RTLD_NEXT, "rdma_get_cm_event");
+
+    if (channel)
+        return real(channel, event_out);
+    *event_out = &happened;
+    return happened.id ? 0 : -1;
+}
+
+int rdma_ack_cm_event(struct rdma_cm_event *event)
+{
+    int (*real)(struct rdma_cm_event *) = dlsym(RTLD_NEXT, "rdma_ack_cm_event");
+
+    if (event != &happened)
+        return real(event);
+    happened.id = NULL;
+    return 0;
+}
+
+int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *param)
+{
+    int (*real)(struct rdma_cm_id *, struct rdma_conn_param *) = dlsym(RTLD_NEXT, "rdma_connect");
+
+    if (!connecting_fails)
+        return real(id, param);
+    errno = connecting_fails;
+    return -1;
+}
+
+/* What a link ends with whose connection fails, at once or by an event. */
+static int connection_ends_with(enum ibv_transport_type type, enum rdma_cm_event_type event, int error)
+{
+    static struct flushed f;
+    struct ibv_device device = {.transport_type = type};
+
+    flushed_open(&f);
+    f.link->state = LINK_CONNECTING;
+    f.link->options = (struct gaia_link_options){1, 4};
+    f.context.device = &device;
+    f.rdma.verbs = &f.context;
+    struct rdma_cm_id id = {.verbs = &f.context, .context = (void *)(uintptr_t)f.link->queues[0].id};
+    f.own.id = &id;
+    happened = (struct rdma_cm_event){.id = &id, .event = event, .status = -error};
+    connecting_fails = error;
+    rdma_take_cm_events(&f.transport);
+    connecting_fails = 0;
+    assert_int_equal(f.link->state, LINK_ENDED);
+    int ended = f.link->error;
+    flushed_close(&f);
+    return ended;
+}
+
+/* iWARP's are TCP's, and some drivers say in this way that the peer does not run, or its machine: it must not
+ * be taken for one that lives, without which nobody can be mounted. Of other errors, and with InfiniBand and
+ * RoCE, it is this end's device that refuses. */
+static void test_connections_that_fail(void **state)
+{
+    static const struct {
+        int error, iwarp;
+    } errors[] = {{ECONNREFUSED, -ECONNREFUSED},
+                  {ECONNRESET, -ECONNREFUSED},
+                  {EHOSTUNREACH, -EHOSTUNREACH},
+                  {ENETUNREACH, -ENETUNREACH},
+                  {ETIMEDOUT, -ETIMEDOUT},
+                  {EBUSY, -ETIMEDOUT},
+                  {ENOMEM, -ENOMEM},
+                  {EINVAL, -EAGAIN},
+                  {EIO, -EAGAIN},
+                  {EPERM, -EAGAIN}};
+    static const enum rdma_cm_event_type events[] = {RDMA_CM_EVENT_ROUTE_RESOLVED,
+                                                     RDMA_CM_EVENT_CONNECT_ERROR};
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
+        for (unsigned e = 0; e < 2; e++) {
+            int error = errors[i].error;
+            assert_int_equal(connection_ends_with(IBV_TRANSPORT_IWARP, events[e], error), errors[i].iwarp);
+            assert_true(call_is_short(connection_ends_with(IBV_TRANSPORT_IB, events[e], error)));
+        }
+}
+
+static void tell(const struct flushed *f, uint32_t number, enum ibv_wc_status status)
+{
+    told[told_count++] =
+        (struct ibv_wc){.wr_id = (uint64_t)f->link->queues[0].id << 32 | number, .status = status};
+}
+
+/* The end of one that was flushed says nothing of those before it, which asked for no completion: their bytes
+ * may not have come. */
+static void test_flushed_reads_have_not_come(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    flushed_open(&f);
+    tell(&f, 2, IBV_WC_WR_FLUSH_ERR);
+    rdma_poll_cq(&f.transport);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(f.reads[i].error, -EIO);
+    flushed_close(&f);
+}
+
+/* What a completion has vouched for before stays well. */
+static void test_completed_reads_have_come(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    flushed_open(&f);
+    tell(&f, 1, IBV_WC_SUCCESS);
+    tell(&f, 2, IBV_WC_REM_ACCESS_ERR);
+    rdma_poll_cq(&f.transport);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(f.reads[i].error, i < 2 ? 0 : -EIO);
+    flushed_close(&f);
+}
+
+/* A completion behind many of queue pairs that have gone: nobody sleeps before it was taken, as the device
+ * tells only of what comes later. */
+static void test_many_completions(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    flushed_open(&f);
+    stale = 20480;
+    tell(&f, 2, IBV_WC_SUCCESS);
+    for (unsigned i = 0; i < 20480 && told_count; i++) {
+        f.transport.woken = false;
+        rdma_poll_cq(&f.transport);
+        assert_true(f.transport.woken || !told_count);
+    }
+    assert_int_equal(told_count, 0);
+    assert_ptr_equal(f.link->done, &f.reads[0]);
+    f.link->state = LINK_ENDED;
+    flushed_close(&f);
+}
+
+/* What a peer says last is not lost because much of others is before it. */
+static void test_a_goodbye_behind_many_completions(void **state)
+{
+    static struct flushed f;
+    static struct gaia_wire_short bye = {
+        .head = {.length = sizeof bye, .version = GAIA_WIRE_VERSION, .op = GAIA_WIRE_BYE}};
+
+    (void)state;
+    flushed_open(&f);
+    struct rdma_cm_id id = {.verbs = &f.context, .context = (void *)(uintptr_t)f.link->queues[0].id};
+    f.own.id = &id;
+    f.link_own.buffers = (unsigned char *)&bye;
+    stale = 5120;
+    told[told_count++] =
+        (struct ibv_wc){.wr_id = (uint64_t)f.link->queues[0].id << 32 | RDMA_RECEIVE, .byte_len = sizeof bye};
+    happened = (struct rdma_cm_event){.id = &id, .event = RDMA_CM_EVENT_DISCONNECTED};
+    rdma_take_cm_events(&f.transport);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    assert_int_equal(f.link->error, -ESHUTDOWN);
+    flushed_close(&f);
+}
+
+/* With so many other nodes as there can be, in the shape that nodes' calls have where reads need the most
+ * queues. */
+static void test_room_for_all_nodes(void **state)
+{
+    static struct gaia_link link;
+    unsigned sends, receives, entries = 0;
+
+    (void)state;
+    link.options = (struct gaia_link_options){GAIA_LINK_QUEUES_MAX, CALL_WRITES};
+    for (unsigned end = 0; end < 2; end++)
+        for (unsigned i = 0; i < link.options.queues; i++) {
+            link.connected_here = end;
+            rdma_queue_room(&link, i, &sends, &receives);
+            entries += sends + receives;
+        }
+    print_message("%u entries a node\n", entries);
+    assert_in_range(entries * (MEMBERS_MAX - 1), 0, RDMA_CQ_ENTRIES);
+}
+
+/* Completions can't be had any more, which ends a link in this state. */
+static void broken_open(struct flushed *f, enum link_state state)
+{
+    static struct ibv_comp_channel channel = {.fd = -1};
+
+    flushed_open(f);
+    f->transport.epoll = -1;
+    f->rdma.completions = &channel;
+    f->rdma.verbs = &f->context;
+    f->context.async_fd = -1;
+    f->link->state = state;
+    stale = -1;
+    rdma_poll_cq(&f->transport);
+    stale = 0;
+    assert_true(f->rdma.dead);
+    assert_int_equal(f->link->state, LINK_ENDED);
+}
+
+/* That is no matter of one link. */
+static void test_broken_completions(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    broken_open(&f, LINK_OPEN);
+    assert_int_equal(f.link->error, -EIO);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(f.reads[i].error, -EIO);
+    flushed_close(&f);
+}
+
+/* Nor is it one of a peer that was just being connected to, which may live: it is said what has gone. */
+static void test_broken_while_connecting(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    broken_open(&f, LINK_CONNECTING);
+    assert_int_equal(f.link->error, -ENODEV);
+    flushed_close(&f);
+}
+
+/* ---- what a device tells besides completions ---- */
+
+static struct ibv_async_event rumours[2];
+static unsigned rumour_count, acknowledged;
+static int nothing_more; /* what reading fails with then */
+
+int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event_out)
+{
+    int (*real)(struct ibv_context *, struct ibv_async_event *) = dlsym(RTLD_NEXT, "ibv_get_async_event");
+
+    if (context->async_fd != -1)
+        return real(context, event_out);
+    if (rumour_count) {
+        *event_out = rumours[--rumour_count];
+        return 0;
+    }
+    errno = nothing_more;
+    return -1;
+}
+
+void ibv_ack_async_event(struct ibv_async_event *event)
+{
+    void (*real)(struct ibv_async_event *) = dlsym(RTLD_NEXT, "ibv_ack_async_event");
+    bool other = event->event_type == IBV_EVENT_PORT_ERR || event->event_type == IBV_EVENT_DEVICE_FATAL;
+
+    if (!other && event->element.cq->context->async_fd != -1)
+        real(event);
+    else
+        acknowledged++;
+}
+
+/* One that has seen what there was. */
+static void told_open(struct flushed *f)
+{
+    static struct ibv_comp_channel channel = {.fd = -1};
+
+    flushed_open(f);
+    f->transport.epoll = -1;
+    f->context.async_fd = -1;
+    f->rdma.verbs = &f->context;
+    f->rdma.completions = &channel;
+    while (rdma_is_in_trouble(&f->rdma))
+        f->rdma.troubles++;
+    acknowledged = 0;
+    nothing_more = EAGAIN;
+}
+
+static void hear_of(struct flushed *f, enum ibv_event_type type, struct ibv_cq *cq)
+{
+    rumours[rumour_count++] = (struct ibv_async_event){.event_type = type, .element = {.cq = cq}};
+    carrier_rdma.heard(&f->transport, QUEUE_TROUBLE);
+    carrier_rdma.glance(&f->transport);
+    assert_int_equal(rumour_count, 0);
+}
+
+static void told_close(struct flushed *f)
+{
+    f->link->state = LINK_ENDED;
+    flushed_close(f);
+}
+
+/* What goes through a queue that has failed, or a device, does not wait for its time limit. */
+static void test_a_failed_queue(void **state)
+{
+    static const enum ibv_event_type types[] = {IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL};
+    static struct flushed f;
+
+    (void)state;
+    for (unsigned t = 0; t < 2; t++) {
+        told_open(&f);
+        hear_of(&f, IBV_EVENT_PORT_ERR, NULL);
+        assert_false(f.rdma.dead);
+        assert_int_equal(acknowledged, 1);
+        hear_of(&f, types[t], &f.cq);
+        assert_true(f.rdma.dead);
+        assert_int_equal(acknowledged, 2); /* else to destroy it would wait */
+        assert_int_equal(f.link->state, LINK_ENDED);
+        for (unsigned i = 0; i < 3; i++)
+            assert_int_equal(f.reads[i].error, -EIO);
+        told_close(&f);
+    }
+}
+
+/* Of another transport of this process: which reads it is chance, and each is told. */
+static void test_a_failed_queue_of_another(void **state)
+{
+    static struct flushed reads, fails;
+
+    (void)state;
+    told_open(&reads);
+    told_open(&fails);
+    hear_of(&reads, IBV_EVENT_CQ_ERR, &fails.cq);
+    assert_false(reads.rdma.dead);
+    assert_false(fails.rdma.dead);
+    carrier_rdma.glance(&fails.transport);
+    assert_true(fails.rdma.dead);
+    told_close(&fails);
+    told_open(&fails);
+    hear_of(&reads, IBV_EVENT_DEVICE_FATAL, NULL);
+    assert_true(reads.rdma.dead);
+    carrier_rdma.glance(&fails.transport);
+    assert_true(fails.rdma.dead);
+    told_close(&fails);
+    told_close(&reads);
+}
+
+/* Which a kernel does that has cut this process off. */
+static void test_a_device_that_tells_nothing_more(void **state)
+{
+    static struct flushed f;
+
+    (void)state;
+    told_open(&f);
+    nothing_more = EIO;
+    carrier_rdma.heard(&f.transport, QUEUE_TROUBLE);
+    assert_true(f.rdma.dead);
+    told_close(&f);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(test_no_connections_here),
+        CASE(test_connections_that_fail),
+        CASE(test_flushed_reads_have_not_come),
+        CASE(test_completed_reads_have_come),
+        CASE(test_many_completions),
+        CASE(test_a_goodbye_behind_many_completions),
+        CASE(test_room_for_all_nodes),
+        CASE(test_broken_completions),
+        CASE(test_broken_while_connecting),
+        CASE(test_a_failed_queue),
+        CASE(test_a_failed_queue_of_another),
+        CASE(test_a_device_that_tells_nothing_more),
+    };
+
+    take_arguments(argc, argv);
+    return cmocka_run_group_tests_name("transport, what devices tell", tests, NULL, NULL);
+}
