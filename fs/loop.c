@@ -2,7 +2,7 @@
 /* The kernel wakes the threads that wait for a request in turn, the one that has waited longest first. With
  * libfuse's own loop all threads that a burst has called for go on waiting, and each small request of a
  * single program then finds another one, on another processor, with a stack and buffers that no cache holds
- * any more: two to four times the time of a request (docs/performance.md). So only a few wait in the kernel
+ * any more: two to four times the time of a request (docs/tuning.md). So only a few wait in the kernel
  * here. A thread that takes a request and leaves none waiting wakes one that sleeps, or makes one; a thread
  * that has answered and finds enough of them waiting goes to sleep, and after a while ends.
  *
