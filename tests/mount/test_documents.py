@@ -199,6 +199,18 @@ def test_gaiactl_page_has_what_it_prints():
     assert set(columns) <= set(tags_of(PAGES[1]))
 
 
+def test_gaiactl_page_has_the_keys_of_the_json():
+    told = set()
+    for path in ("fs/stat_json.c", "fs/gaiactl_devices.c", "gpu/cuda_list.c"):
+        for set_by in (r'json_object_set(?:_new)?\(\w+, "(\w+)"', r'json_pack\("\{s:\w\}", "(\w+)"', r'\{"(\w+)", CU_DEVICE'):
+            told |= set(re.findall(set_by, text_of(path)))
+    section = text_of(PAGES[1]).split("\n.SH JSON\n")[1].split("\n.SH ")[0]
+    keys = [key for tag in re.findall(r"^\.TP\n\.B (.*)$", section, re.M) for key in tag.split(", ")]
+    assert len(told) > 90
+    assert told - set(keys) == set()
+    assert set(keys) - told == set()
+
+
 def test_posix_page_has_the_sizes_of_the_tests():
     names = re.search(r'"GAIA_TEST_ENTRIES", so_much\(([\d_]+), ([\d_]+)\)', text_of("tests/mount/test_names.py")).groups()
     inodes = re.search(r'"GAIA_TEST_INODES", ([\d_]+)\)', text_of("tests/mount/test_descriptors.py"))[1]
