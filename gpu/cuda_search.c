@@ -8,7 +8,7 @@ void cuda_search_open(struct cuda_search *search, struct cuda_module *module)
 }
 
 /* The context is entered, as for all below. */
-static void undo(const struct cuda_api *api, const struct cuda_search *search)
+static void undo(const struct cuda_api *api, struct cuda_search *search)
 {
     if (search->flag_here)
         api->cuMemFreeHost(search->flag_here);
@@ -16,11 +16,14 @@ static void undo(const struct cuda_api *api, const struct cuda_search *search)
         api->cuMemFree(search->flag);
     if (search->stream)
         api->cuStreamDestroy(search->stream);
+    search->flag_here = NULL;
+    search->flag = 0;
+    search->stream = NULL;
 }
 
 void cuda_search_close(const struct cuda_device *device, struct cuda_search *search)
 {
-    if (search->began && !search->failed && !cuda_enter(device)) {
+    if (search->state == SEARCH_READY && !cuda_enter(device)) {
         undo(device->api, search);
         cuda_leave(device);
     }
@@ -58,13 +61,16 @@ static CUresult prepare(const struct cuda_device *device, struct cuda_search *se
 
 static bool is_ready(const struct cuda_device *device, struct cuda_search *search)
 {
-    if (!search->began) {
-        search->began = true;
-        search->failed = prepare(device, search) != CUDA_SUCCESS;
-        if (search->failed)
+    if (search->state == SEARCH_UNMADE) {
+        CUresult error = prepare(device, search);
+        if (error == CUDA_SUCCESS)
+            search->state = SEARCH_READY;
+        else if (error != CUDA_ERROR_OUT_OF_MEMORY) /* which the program may have filled for a while */
+            search->state = SEARCH_NONE;
+        if (error != CUDA_SUCCESS)
             undo(device->api, search);
     }
-    return !search->failed;
+    return search->state == SEARCH_READY;
 }
 
 static bool finds_none(const struct cuda_device *device, struct cuda_search *search,

@@ -15,8 +15,8 @@
 /* A device's. The kernel is loaded by the first search: many programs only read. */
 struct cuda_search {
     pthread_mutex_t lock; /* guards all below; one search at a time, as two would share the GPU anyway */
-    bool began, failed;   /* failed: with an error that a retry would not change */
-    struct cuda_module *module; /* the device's */
+    enum { SEARCH_UNMADE, SEARCH_READY, SEARCH_NONE } state; /* NONE: an error that stays */
+    struct cuda_module *module;                              /* the device's */
     struct cuda_kernel kernel;
     CUstream stream;
     CUdeviceptr flag;

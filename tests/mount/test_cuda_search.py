@@ -368,6 +368,22 @@ def test_a_search_that_can_not_be_made(gpu, standin):
 
 
 @only_here
+@pytest.mark.parametrize("name", ["cuModuleLoadData", "cuStreamCreate", "cuMemAlloc", "cuMemHostAlloc"])
+def test_a_gpu_that_was_full_at_the_first_search(gpu, name):
+    """The program's own data may have filled it for a while: the next search is tried again."""
+    m = gpu.mount()
+    path = make(m)
+    one = program(gpu, path, f"control={gpu.control_of_programs}")
+    gpu.fail(name, 1, 2, gpu.control_of_programs)  # CUDA_ERROR_OUT_OF_MEMORY
+    assert asks(gpu, one)
+    assert gpu.failed(gpu.control_of_programs)
+    settle(path, one)
+    assert not asks(gpu, one)
+    one.do(GONE)
+    one.end()
+
+
+@only_here
 def test_no_memory_for_digests(gpu):
     m = gpu.mount("handles=3")  # the other one's go where they are seen by the daemon alone
     path = make(m)
