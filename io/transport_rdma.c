@@ -2,9 +2,11 @@
 /* The RDMA carrier: queues, work requests and their completions.
  *
  * One completion queue for all queue pairs. Of a chain of transfers every SIGNAL_EVERYth asks for a
- * completion, and the last; a queue pair completes in order, so one that went well stands for those before
- * it. A transfer that fails always gets one, and the queue pair is in error then: the link ends, and what no
- * completion has vouched for fails with it. */
+ * completion, and the last; reads complete in order, so one that went well stands for those before it, and so
+ * do writes and messages. But none of these stands for a read: with iWARP they end when TCP has their bytes,
+ * and siw says so at once, though a read before them still waits for its own. A transfer that fails always
+ * gets a completion, and the queue pair is in error then: the link ends, and what no completion has vouched
+ * for fails with it. */
 #include "io/transport_rdma.h"
 
 #include <errno.h>
@@ -17,18 +19,27 @@
 #define POLL_BATCH 32
 #define POLL_BATCHES 16
 
+/* Of what a device's library returns: an errno, which is negative in siw's. */
+static int errno_of(int result)
+{
+    return result < 0 ? -result : result;
+}
+
+/* On a queue without messages none is to come: there is a byte for it, as siw takes no request without room.
+ */
 static int post_receive(struct link_queue *queue, uint32_t index)
 {
     struct rdma_queue *own = queue->own;
     struct rdma_link *link = queue->link->own;
-    struct ibv_sge piece = {.addr = (uintptr_t)link->buffers + (size_t)index * GAIA_WIRE_MAX,
-                            .length = GAIA_WIRE_MAX,
+    uint32_t place = queue->number ? 2 * RDMA_BUFFERS : index;
+    struct ibv_sge piece = {.addr = (uintptr_t)link->buffers + (size_t)place * GAIA_WIRE_MAX,
+                            .length = queue->number ? 1 : GAIA_WIRE_MAX,
                             .lkey = link->buffers_lkey};
     struct ibv_recv_wr request = {.wr_id = (uint64_t)queue->id << 32 | RDMA_RECEIVE | index,
                                   .sg_list = &piece,
-                                  .num_sge = queue->number ? 0 : 1},
+                                  .num_sge = 1},
                        *bad;
-    int error = ibv_post_recv(own->qp, &request, &bad);
+    int error = errno_of(ibv_post_recv(own->qp, &request, &bad));
 
     return error ? transport_say(-error, "ibv_post_recv: %s", strerror(error)) : 0;
 }
@@ -85,10 +96,10 @@ int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id)
     }
     rdma->cq_room -= own->room + own->receives;
     own->ring = rdma_ring(own->room);
-    own->is_transfer = calloc(own->ring, sizeof *own->is_transfer);
+    own->sent = calloc(own->ring, sizeof *own->sent);
     own->requests = calloc(own->room, sizeof *own->requests);
     own->pieces = calloc(own->room, sizeof *own->pieces);
-    if (!own->is_transfer || !own->requests || !own->pieces)
+    if (!own->sent || !own->requests || !own->pieces)
         return transport_say(-ENOMEM, "no memory for a queue");
     error = make_qp(queue, rdma);
     for (uint32_t i = 0; i < own->receives && !error; i++)
@@ -111,7 +122,7 @@ void rdma_queue_free(struct link_queue *queue)
     if (own->id)
         rdma_destroy_id(own->id);
     rdma->cq_room += own->room + own->receives;
-    free(own->is_transfer);
+    free(own->sent);
     free(own->requests);
     free(own->pieces);
     free(own);
@@ -140,12 +151,12 @@ static void rdma_cut(struct gaia_link *link)
 
 /* ---- work requests ---- */
 
-static uint64_t next_request(struct link_queue *queue, bool is_transfer)
+static uint64_t next_request(struct link_queue *queue, enum rdma_kind kind)
 {
     struct rdma_queue *own = queue->own;
     uint32_t number = own->posted++ & RDMA_NUMBER;
 
-    own->is_transfer[number % own->ring] = is_transfer;
+    own->sent[number % own->ring] = (struct rdma_sent){.kind = kind};
     return (uint64_t)queue->id << 32 | number;
 }
 
@@ -159,7 +170,7 @@ static void fill_request(struct link_queue *queue, const struct gaia_transfer *t
     *piece = (struct ibv_sge){
         .addr = (uintptr_t)t->memory->span.address + t->memory_offset, .length = t->length, .lkey = mr->lkey};
     *request = (struct ibv_send_wr){
-        .wr_id = next_request(queue, true),
+        .wr_id = next_request(queue, t->write ? RDMA_WRITE : RDMA_READ),
         .sg_list = piece,
         .num_sge = 1,
         .opcode = t->write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
@@ -188,7 +199,7 @@ static int rdma_post(struct link_queue *queue, struct gaia_transfer *const *tran
         if ((i + 1) % SIGNAL_EVERY == 0 || i + 1 == count)
             own->requests[i].send_flags = IBV_SEND_SIGNALED;
     }
-    int error = ibv_post_send(own->qp, own->requests, &bad);
+    int error = errno_of(ibv_post_send(own->qp, own->requests, &bad));
     if (error && bad)
         posted = (unsigned)(bad - own->requests);
     for (unsigned i = 0; i < posted; i++)
@@ -224,8 +235,8 @@ static int rdma_send(struct gaia_link *link, const void *bytes, size_t length)
         piece.addr = (uintptr_t)buffer;
         piece.lkey = ours->buffers_lkey;
     }
-    request.wr_id = next_request(queue, false);
-    int error = ibv_post_send(own->qp, &request, &bad);
+    request.wr_id = next_request(queue, RDMA_MESSAGE);
+    int error = errno_of(ibv_post_send(own->qp, &request, &bad));
     if (error) {
         own->posted--;
         return -error;
@@ -237,6 +248,18 @@ static int rdma_send(struct gaia_link *link, const void *bytes, size_t length)
 
 /* ---- completions ---- */
 
+/* While a connection is being made, an event says why it is not, or the time limit ends it: iWARP's queue
+ * pairs are flushed before it is told that the peer has refused. */
+void rdma_end_broken(struct gaia_link *link)
+{
+    for (unsigned i = 0; link->state == LINK_OPEN && i < link->options.queues; i++) {
+        const struct rdma_queue *own = link->queues[i].own;
+
+        if (own && own->broken)
+            link_end(link, -EIO, "%s: queue pair in error: %s", link->peer, ibv_wc_status_str(own->broken));
+    }
+}
+
 static void take_receive(struct link_queue *queue, const struct ibv_wc *wc)
 {
     struct gaia_link *link = queue->link;
@@ -244,7 +267,8 @@ static void take_receive(struct link_queue *queue, const struct ibv_wc *wc)
     uint32_t index = (uint32_t)wc->wr_id & RDMA_NUMBER, id = queue->id;
 
     if (wc->status != IBV_WC_SUCCESS) {
-        link_end(link, -EIO, "%s: queue pair in error: %s", link->peer, ibv_wc_status_str(wc->status));
+        ((struct rdma_queue *)queue->own)->broken = wc->status;
+        rdma_end_broken(link);
         return;
     }
     if (queue->number || index >= RDMA_BUFFERS || wc->byte_len > GAIA_WIRE_MAX) {
@@ -255,6 +279,7 @@ static void take_receive(struct link_queue *queue, const struct ibv_wc *wc)
     for (unsigned i = 0; link->state == LINK_CONNECTING && i < link->options.queues; i++)
         if (link->queues[i].own)
             link_queue_up(&link->queues[i]);
+    rdma_end_broken(link);
     if (queue_find(link->transport, id) != queue) /* it has ended over that, and its buffers are gone */
         return;
     link_received(link, own->buffers + (size_t)index * GAIA_WIRE_MAX, wc->byte_len);
@@ -265,34 +290,50 @@ static void take_receive(struct link_queue *queue, const struct ibv_wc *wc)
         link_end(link, -EIO, "%s: %s", link->peer, gaia_transport_why());
 }
 
-/* All work requests up to this one have ended. */
-static void take_sent(struct link_queue *queue, const struct ibv_wc *wc)
+static struct rdma_sent *sent_of(const struct rdma_queue *own, uint32_t number)
+{
+    return &own->sent[(number & RDMA_NUMBER) % own->ring];
+}
+
+/* The last of `count` work requests has ended, and those of its kind before it. */
+static void mark_ended(struct link_queue *queue, uint32_t count)
 {
     struct rdma_queue *own = queue->own;
     struct rdma_link *link = queue->link->own;
-    uint32_t number = (uint32_t)wc->wr_id & RDMA_NUMBER;
-    uint32_t ended = ((number - own->done) & RDMA_NUMBER) + 1;
-    unsigned transfers = 0;
-    bool last_is_transfer = false;
+    bool is_read = sent_of(own, own->done + count - 1)->kind == RDMA_READ;
 
-    if (ended > own->posted - own->done)
-        return;
-    for (; ended; ended--) {
-        last_is_transfer = own->is_transfer[(own->done & RDMA_NUMBER) % own->ring];
-        own->done++;
-        if (last_is_transfer)
-            transfers++;
-        else
+    for (uint32_t i = 0; i < count; i++) {
+        struct rdma_sent *sent = sent_of(own, own->done + i);
+        if (sent->ended || (sent->kind == RDMA_READ) != is_read)
+            continue;
+        sent->ended = true;
+        if (sent->kind == RDMA_MESSAGE)
             link->sent_done++;
     }
-    if (wc->status == IBV_WC_SUCCESS) {
-        queue_completed(queue, transfers, 0);
+}
+
+/* A work request has ended. Its place is free when those before it have ended, too, and transfers are told of
+ * in that order. */
+static void take_sent(struct link_queue *queue, const struct ibv_wc *wc)
+{
+    struct rdma_queue *own = queue->own;
+    uint32_t count = (((uint32_t)wc->wr_id - own->done) & RDMA_NUMBER) + 1;
+    unsigned transfers = 0;
+
+    if (count > own->posted - own->done)
         return;
-    }
     /* Of those before it, which asked for no completion, it says nothing that could be relied on: one of a
      * queue pair that was flushed stands for requests whose bytes have not moved. All of them fail. */
-    link_end(queue->link, -EIO, "%s: a %s failed: %s", queue->link->peer,
-             last_is_transfer ? "transfer" : "message", ibv_wc_status_str(wc->status));
+    if (wc->status != IBV_WC_SUCCESS) {
+        link_end(queue->link, -EIO, "%s: a %s failed: %s", queue->link->peer,
+                 sent_of(own, (uint32_t)wc->wr_id)->kind == RDMA_MESSAGE ? "message" : "transfer",
+                 ibv_wc_status_str(wc->status));
+        return;
+    }
+    mark_ended(queue, count);
+    while (own->done != own->posted && sent_of(own, own->done)->ended)
+        transfers += sent_of(own, own->done++)->kind != RDMA_MESSAGE;
+    queue_completed(queue, transfers, 0);
 }
 
 static void take_completion(struct gaia_transport *transport, const struct ibv_wc *wc)

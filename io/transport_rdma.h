@@ -14,6 +14,7 @@
 /* Of the one completion queue: both ends of links with all other nodes, each with as many queues as nodes'
  * calls can have (io/call.c), and some strangers; or of a link with the most queues and depth. */
 #define RDMA_CQ_ENTRIES 32767u
+#define RDMA_BUFFERS_BYTES ((size_t)RDMA_BUFFERS * 2 * GAIA_WIRE_MAX + 1) /* and for what must not come */
 #define RDMA_INLINE 256u /* bytes of a message that are sent without a buffer, where the device can */
 
 struct rdma {
@@ -45,17 +46,26 @@ struct rdma_link {
                                * sent % RDMA_BUFFERS, which jumps where sent wraps */
 };
 
+enum rdma_kind { RDMA_MESSAGE, RDMA_WRITE, RDMA_READ };
+
+/* A work request that was posted. */
+struct rdma_sent {
+    enum rdma_kind kind;
+    bool ended; /* and one before it has not */
+};
+
 /* queue->own */
 struct rdma_queue {
     struct rdma_cm_id *id;
     struct ibv_qp *qp;
     unsigned room, receives; /* entries of the send queue, of the receive queue */
     unsigned inline_max;
-    uint32_t posted, done; /* work requests */
-    unsigned ring;         /* room, rounded up to a power of two, as that divides what numbers wrap at */
-    bool *is_transfer;     /* of each, by its number modulo ring */
+    uint32_t posted, done;  /* work requests */
+    unsigned ring;          /* room, rounded up to a power of two, as that divides what numbers wrap at */
+    struct rdma_sent *sent; /* each, by its number modulo ring */
     struct ibv_send_wr *requests;
     struct ibv_sge *pieces;
+    enum ibv_wc_status broken; /* with what its queue pair was flushed; IBV_WC_SUCCESS: it was not */
 };
 
 /* The entries of a ring with room for so many. */
@@ -117,6 +127,8 @@ void rdma_queue_room(const struct gaia_link *link, unsigned number, unsigned *se
 /* Make a queue's queue pair; id is bound to a device. Let go of all that it has. */
 int rdma_queue_make(struct link_queue *queue, struct rdma_cm_id *id);
 void rdma_queue_free(struct link_queue *queue);
+/* The link ends if it is open and one of its queue pairs has failed. */
+void rdma_end_broken(struct gaia_link *link);
 void rdma_poll_cq(struct gaia_transport *transport);
 /* The same until nothing is left of what was there. */
 void rdma_drain_cq(struct gaia_transport *transport);

@@ -339,6 +339,7 @@ static void established(struct link_queue *queue, const struct cm_event *event)
 {
     if (!queue->link->connected_here || !link_answered(queue, event->bytes, event->length))
         link_queue_up(queue);
+    rdma_end_broken(queue->link);
 }
 
 static void take_cm_event(struct gaia_transport *transport, struct cm_event *event)

@@ -43,7 +43,7 @@ static size_t whole_pages(size_t bytes)
  * them. */
 size_t rdma_link_memory(const struct gaia_link_options *options)
 {
-    size_t bytes = (size_t)RDMA_BUFFERS * 2 * GAIA_WIRE_MAX;
+    size_t bytes = RDMA_BUFFERS_BYTES;
 
     for (unsigned i = 0; i < options->queues; i++) {
         uint32_t sends = rdma_ring(options->depth + (i ? 0 : RDMA_BUFFERS));
@@ -104,7 +104,7 @@ int rdma_link_make(struct gaia_link *link)
 {
     struct rdma *rdma = link->transport->own;
     struct rdma_link *own = link->own;
-    const size_t length = (size_t)RDMA_BUFFERS * 2 * GAIA_WIRE_MAX;
+    const size_t length = RDMA_BUFFERS_BYTES;
     void *buffers;
 
     if (own)

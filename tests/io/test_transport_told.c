@@ -45,7 +45,7 @@ struct flushed {
     struct rdma rdma;
     struct rdma_link link_own;
     struct rdma_queue own;
-    bool is_transfer[4];
+    struct rdma_sent sent[4];
     struct gaia_memory memory;
     struct gaia_transfer reads[3];
     struct ibv_context context;
@@ -70,9 +70,9 @@ static void flushed_open(struct flushed *f)
     f->link->own = &f->link_own;
     must(queue_enter(&f->transport, &f->link->queues[0]));
     f->link->queues[0].own = &f->own;
-    f->own = (struct rdma_queue){.posted = 3, .ring = 4, .is_transfer = f->is_transfer};
-    memset(f->is_transfer, true, sizeof f->is_transfer);
+    f->own = (struct rdma_queue){.posted = 3, .ring = 4, .sent = f->sent};
     for (unsigned i = 0; i < 3; i++) {
+        f->sent[i].kind = RDMA_READ;
         f->reads[i] = (struct gaia_transfer){.memory = &f->memory, .region = UINT32_MAX, .length = 4096};
         queue_push(&f->link->queues[0], &f->reads[i]);
     }
