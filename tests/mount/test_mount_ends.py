@@ -2,6 +2,7 @@
 """How a mount ends: umount(8), signals, a daemon that is killed; and what must not end it."""
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -186,6 +187,61 @@ def test_umount_with_dirty_mapping_that_is_gone(mount):
     assert m.unmount() is None
     with open(os.path.join(m.data, "f"), "rb") as file:
         assert file.read() == (b"stored" + b"." * 4090) * 50
+
+
+READERS = """
+import os, sys, threading
+files = [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]
+def work():
+    while True:
+        for file in files[:50]:
+            os.fstat(file), os.pread(file, 1, 0), os.listxattr(file)
+for _ in range(4):
+    threading.Thread(target=work).start()
+print("ready", flush=True)
+"""
+
+# What Linux says in place of ENODEV to who takes a request just as the last that used the mount ends.
+LATE_READER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/types.h>
+
+ssize_t readv(int fd, const void *parts, int count)
+{
+    ssize_t n = ((ssize_t (*)(int, const void *, int))dlsym(RTLD_NEXT, "readv"))(fd, parts, count);
+
+    if (n < 0 && errno == ENODEV)
+        errno = ECONNABORTED;
+    return n;
+}
+"""
+
+
+@needs_root
+@pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="a library before the sanitizer's")
+@pytest.mark.parametrize("way", [[], ["-l"]], ids=["unmounted", "detached"])
+def test_a_request_that_comes_with_the_end_is_no_failure(mount, workdir, way):
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc here")
+    source, shim = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so")
+    write_file(source, LATE_READER.encode())
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", shim], check=True)
+    m = mount(env={"LD_PRELOAD": shim})
+    subprocess.run(["umount", *way, m.mnt], check=True)
+    assert m.proc.wait(20) == 0, m.log_text()
+    assert m.log_text() == ""
+    m = mount("passthrough=off")  # and where Linux says it: about once in three times
+    files = [os.path.join(m.mnt, str(number)) for number in range(500)]
+    for file in files:
+        write_file(file, b"x")
+    child = subprocess.Popen([sys.executable, "-c", READERS, *files], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"ready\n"
+    subprocess.run(["umount", "-l", m.mnt], check=True)
+    child.kill()
+    child.wait()
+    assert m.proc.wait(20) == 0, m.log_text()
 
 
 def close_dead(fd):
