@@ -132,38 +132,43 @@ bool mountinfo_is_covered(const struct mounted *mounted, const char *path)
 }
 
 /* "ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS [TAG]... - TYPE SOURCE OPTIONS"; cuts the line up. */
-static bool parse_gaiafs(char *line, char **source_out, char **mountpoint_out)
+static bool parse_gaiafs(char *line, struct mounted_gaiafs *mount_out)
 {
     char *rest = NULL, *word = strtok_r(line, " \n", &rest);
 
     for (int field = 1; word && field < 5; field++)
         word = strtok_r(NULL, " \n", &rest);
-    *mountpoint_out = word;
+    char *mountpoint = word;
     while (word && strcmp(word, "-") != 0)
         word = strtok_r(NULL, " \n", &rest);
     word = word ? strtok_r(NULL, " \n", &rest) : NULL;
     if (!word || strcmp(word, "fuse.gaiafs") != 0)
         return false;
-    *source_out = strtok_r(NULL, " \n", &rest);
-    if (!*source_out || **source_out != '/')
+    char *source = strtok_r(NULL, " \n", &rest);
+    if (!source || *source != '/')
         return false;
-    unescape(*source_out);
-    unescape(*mountpoint_out);
+    const char *user = strstr(rest, ",user_id="); /* of a FUSE filesystem the kernel's words alone */
+    if (!user)
+        return false;
+    unescape(source);
+    unescape(mountpoint);
+    *mount_out =
+        (struct mounted_gaiafs){source, mountpoint, (uid_t)strtoul(user + strlen(",user_id="), NULL, 10)};
     return true;
 }
 
-int mountinfo_each_gaiafs(void (*seen)(const char *source, const char *mountpoint, void *context),
-                          void *context)
+int mountinfo_each_gaiafs(void (*seen)(const struct mounted_gaiafs *mount, void *context), void *context)
 {
     FILE *file = fopen("/proc/self/mountinfo", "re");
-    char *line = NULL, *source, *mountpoint;
+    struct mounted_gaiafs mount;
+    char *line = NULL;
     size_t size = 0;
 
     if (!file)
         return -errno;
     while (getline(&line, &size, file) > 0)
-        if (parse_gaiafs(line, &source, &mountpoint))
-            seen(source, mountpoint, context);
+        if (parse_gaiafs(line, &mount))
+            seen(&mount, context);
     free(line);
     fclose(file);
     return 0;

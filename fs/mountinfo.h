@@ -22,9 +22,14 @@ char *mountinfo_path(const struct mounted *mounted);
  * have been mounted elsewhere before, and moved. */
 bool mountinfo_is_covered(const struct mounted *mounted, const char *path);
 
+/* Both texts are what whoever has mounted says. */
+struct mounted_gaiafs {
+    const char *source, *mountpoint;
+    uid_t user; /* who has mounted */
+};
+
 /* Calls seen() for each gaiafs mount that this process sees: those of type fuse.gaiafs whose source is an
- * absolute path. The texts live as long as the call. 0 or a negative errno. */
-int mountinfo_each_gaiafs(void (*seen)(const char *source, const char *mountpoint, void *context),
-                          void *context);
+ * absolute path. What it is given lives as long as the call. 0 or a negative errno. */
+int mountinfo_each_gaiafs(void (*seen)(const struct mounted_gaiafs *mount, void *context), void *context);
 
 #endif

@@ -39,20 +39,35 @@ static bool is_locked(const char *directory, bool shared)
     return locked;
 }
 
-static void look_at(const char *source, const char *mountpoint, void *context)
+/* Any user may mount a folder of his own, say that its source is "/", and lock that: he is not to keep others
+ * from mounting. Nor is what he names opened here. */
+static bool is_believed(const struct mounted_gaiafs *mount)
+{
+    return mount->user == 0 || mount->user == geteuid();
+}
+
+static void look_at(const struct mounted_gaiafs *mount, void *context)
 {
     struct overlap *overlap = context;
     const struct fs *fs = overlap->fs;
-    bool above = overlap_is_inside(fs->data_path, source);
+    bool above = overlap_is_inside(fs->data_path, mount->source), believed = is_believed(mount);
+    const char *where = above ? "lies inside" : "is above";
 
-    if (overlap->found || (!above && !overlap_is_inside(source, fs->data_path)))
+    if (overlap->found || (!above && !overlap_is_inside(mount->source, fs->data_path)))
         return;
     /* Mounted over its own directory it is all that we see there: we are one of its programs. */
-    if (strcmp(source, mountpoint) == 0 || !is_locked(source, options_share_directory(&fs->options)))
+    if (strcmp(mount->source, mount->mountpoint) == 0)
+        return;
+    if (!believed)
+        fs_log(LOG_WARNING,
+               "data directory %s %s %s, which user %u says to have mounted at %s: use files through one of "
+               "the two only",
+               fs->data_path, where, mount->source, (unsigned)mount->user, mount->mountpoint);
+    if (!believed || !is_locked(mount->source, options_share_directory(&fs->options)))
         return;
     overlap->found = true;
     fs_log(LOG_ERR, "data directory %s %s %s, the data directory of another gaiafs, mounted at %s",
-           fs->data_path, above ? "lies inside" : "is above", source, mountpoint);
+           fs->data_path, where, mount->source, mount->mountpoint);
 }
 
 int overlap_check(const struct fs *fs)
@@ -68,12 +83,12 @@ struct place_of {
     char *mountpoint;
 };
 
-static void note_place(const char *source, const char *mountpoint, void *context)
+static void note_place(const struct mounted_gaiafs *mount, void *context)
 {
     const struct place_of *place = context;
 
-    if (strcmp(source, place->source) == 0)
-        snprintf(place->mountpoint, PATH_MAX, "%s", mountpoint);
+    if (strcmp(mount->source, place->source) == 0)
+        snprintf(place->mountpoint, PATH_MAX, "%s", mount->mountpoint);
 }
 
 void overlap_find(const struct fs *fs, char mountpoint_out[PATH_MAX])

@@ -16,7 +16,8 @@ bool overlap_is_inside(const char *path, const char *directory);
  * 0, or -EBUSY after the reason was logged. Mounts that all say `shared` or `node=` may: files are claimed
  * one by one then (cache/claim.h). Mounts whose type or source is not what gaiafs gives them, those of other
  * mount namespaces, paths through a bind mount, and a mount that starts in the same moment are not noticed. A
- * mount whose daemon is dead does not count. Opens those directories. */
+ * mount whose daemon is dead does not count. Opens those directories. Of mounts of users other than root and
+ * this process's own there is a line in the log only. */
 int overlap_check(const struct fs *fs);
 
 /* Where this process sees a gaiafs of fs->data_path itself mounted; "": nowhere, with the same exceptions. */

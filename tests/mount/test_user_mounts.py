@@ -132,6 +132,25 @@ def test_what_a_users_data_directory_refuses_is_not_allowed_unasked(workdir, bel
     assert refused == set(text.split()[3].split(",")) & {"noexec", "nosuid", "nodev"}, text
 
 
+# Root mounts $1/closed/data, which no user reaches, while a user says to have mounted all that is above it, and has locked that.
+MOUNTS_BESIDE_A_LIAR = """
+setpriv --reuid 65534 --regid 65534 --clear-groups flock -F -s "$1" sleep 20 &
+until ! flock -n "$1" true; do sleep 0.01; done
+mkdir -p "$1/closed/data" "$1/roots"
+chmod 700 "$1/closed"
+"$3/mount.gaiafs" "$1/closed/data" "$1/roots" 2>&1 && umount "$1/roots" && flock "$1/closed/data" true && echo mounted
+kill $!
+"""
+
+
+@needs_root
+def test_a_user_who_says_to_have_mounted_all_keeps_nobody_from_mounting(workdir):
+    folder = os.path.join(workdir, "folder")
+    said = on_a_users_mount(workdir, "rw", f"-o fsname={folder}", MOUNTS_BESIDE_A_LIAR)
+    assert f"{folder}/closed/data lies inside {folder}, which user 65534 says to have mounted at {folder}/mnt" in said
+    assert said.endswith("\nmounted\n"), said
+
+
 LISTS_UNSEARCHED = """
 as_user sh -c 'mkdir "$0/d" && : >"$0/d/f" && chmod 400 "$0/d"' "$1/mnt"
 for top in "$1/data" "$1/mnt"; do as_user find "$top/d" -mindepth 1 -printf '%f ' 2>/dev/null || :; done
