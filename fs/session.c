@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/fuse.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "base/proc_path.h"
 #include "fs/content.h"
 #include "fs/flusher.h"
 #include "fs/later.h"
@@ -357,11 +359,36 @@ static bool is_mounted_elsewhere(struct fs *fs)
     return n == 0;
 }
 
+/* A path of the mount that leads nowhere else. Who owns a folder above may put something in that one's place
+ * at any moment, such as a link to where root has mounted another filesystem; from the folder that a mount is
+ * in nobody else takes its name. */
+struct place {
+    int folder;
+    char path[sizeof(struct proc_path) + 1 + NAME_MAX];
+};
+
+/* False: ours is not there, or another one lies over it. */
+static bool place_begin(const struct fs *fs, const char *path, struct place *place_out)
+{
+    const char *name = strrchr(path, '/') + 1;
+    char folder[PATH_MAX];
+
+    snprintf(folder, sizeof(folder), "%.*s", (int)(name - path), path);
+    place_out->folder = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (place_out->folder < 0)
+        return false;
+    snprintf(place_out->path, sizeof(place_out->path), "%s/%s", proc_path(place_out->folder).text, name);
+    if (!mountinfo_is_covered(&fs->mounted, place_out->path))
+        return true;
+    close(place_out->folder);
+    return false;
+}
+
 /* Unmounts while the session still serves: what the kernel writes back on the way must be answered. True when
  * the mount is gone and the session ends by itself. */
-static bool unmount_at(struct fs *fs, const char *path)
+static bool unmount_at(struct fs *fs, const char *path, const struct place *place)
 {
-    if (umount2(path, UMOUNT_NOFOLLOW) == 0) {
+    if (umount2(place->path, UMOUNT_NOFOLLOW) == 0) {
         if (!is_mounted_elsewhere(fs))
             return true;
         fs_log(LOG_NOTICE, "%s is mounted elsewhere, too: what uses it there ends with ENOTCONN", path);
@@ -373,7 +400,7 @@ static bool unmount_at(struct fs *fs, const char *path)
         fs_log(LOG_NOTICE, "%s is busy: detached from the tree, files still open in it end with ENOTCONN",
                path);
     fs_each_inode(fs, drop_pages, fs);
-    if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW))
+    if (umount2(place->path, MNT_DETACH | UMOUNT_NOFOLLOW))
         fs_log(LOG_WARNING, "detaching %s: %s: umount -l it by hand", path, strerror(errno));
     return false;
 }
@@ -382,8 +409,13 @@ static bool unmount_at(struct fs *fs, const char *path)
 static bool unmount_served(struct fs *fs)
 {
     char *path = fs->as_root ? mountinfo_path(&fs->mounted) : NULL;
-    bool unmounted = path && !mountinfo_is_covered(&fs->mounted, path) && unmount_at(fs, path);
+    bool unmounted = false;
+    struct place place;
 
+    if (path && place_begin(fs, path, &place)) {
+        unmounted = unmount_at(fs, path, &place);
+        close(place.folder);
+    }
     free(path);
     return unmounted;
 }
@@ -512,7 +544,8 @@ int session_serve(struct fs *fs)
 }
 
 /* The mount is no longer at its place, but libfuse would unmount whatever is there now. A descriptor in
- * error, in place of the session's, tells it that there is nothing left to do. */
+ * error, in place of the session's, tells it that there is nothing left to do. The connection ends with that.
+ */
 static void abandon(struct fs *fs)
 {
     int broken[2];
@@ -527,10 +560,16 @@ static void abandon(struct fs *fs)
 void session_end(struct fs *fs)
 {
     struct mounted now;
+    struct place place;
+    bool there = mountinfo_at(fs->mount_path, &now) == 0 && now.device == fs->mounted.device &&
+                 place_begin(fs, fs->mount_path, &place);
 
-    if (mountinfo_at(fs->mount_path, &now) < 0 || now.device != fs->mounted.device ||
-        mountinfo_is_covered(&fs->mounted, fs->mount_path))
+    if (!there || fs->as_root)
         abandon(fs);
+    if (there && fs->as_root) /* libfuse goes by the path, wherever that leads by now */
+        umount2(place.path, MNT_DETACH | UMOUNT_NOFOLLOW);
+    if (there)
+        close(place.folder);
     fuse_session_unmount(fs->session); /* closes its descriptor */
     if (fs->left)                      /* who may notify the kernel yet */
         return;

@@ -335,6 +335,56 @@ def test_a_signal_unmounts_ours_and_no_other_at_its_place(mount, workdir, over):
         subprocess.run(["umount", "-R", "-l", above], check=True)
 
 
+# At the call of that number, what who owns the folders may do at any moment.
+EXCHANGES = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int umount2(const char *path, int flags)
+{
+    static int calls;
+
+    if (++calls == atoi(getenv("CALL")) && renameat2(AT_FDCWD, getenv("ONE"), AT_FDCWD, getenv("OTHER"), RENAME_EXCHANGE))
+        abort();
+    return ((int (*)(const char *, int))dlsym(RTLD_NEXT, "umount2"))(path, flags);
+}
+"""
+
+
+@needs_root
+@pytest.mark.skipif(bool(os.environ.get("GAIAFS_SANITIZE")), reason="a library before the sanitizer's")
+@pytest.mark.parametrize("busy", [False, True], ids=["unmounted", "detached"])
+def test_a_folder_above_that_is_put_elsewhere_just_then(mount, workdir, busy):
+    """A link is in its place, to a folder with another mount of that name: that one stays, and ours goes."""
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc here")
+    source, shim = os.path.join(workdir, "shim.c"), os.path.join(workdir, "shim.so")
+    write_file(source, EXCHANGES.encode())
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", shim], check=True)
+    folder, link, others = (os.path.join(workdir, name) for name in ("folder", "link", "others"))
+    for parent in folder, others:
+        os.makedirs(os.path.join(parent, "m"))
+    os.symlink(others, link)
+    m = mount("passthrough=off", mnt=os.path.join(folder, "m"),
+              env={"LD_PRELOAD": shim, "CALL": str(1 + busy), "ONE": folder, "OTHER": link})
+    subprocess.run(["mount", "-t", "tmpfs", "others", os.path.join(others, "m")], check=True)
+    try:
+        file = os.open(os.path.join(m.mnt, "f"), os.O_WRONLY | os.O_CREAT) if busy else -1
+        os.kill(m.pid, signal.SIGTERM)
+        assert m.proc.wait(20) == 0
+        assert os.path.islink(folder) and mountinfo(os.path.join(others, "m"))[1] == "tmpfs"
+        assert mountinfo(os.path.join(link, "m")) is None
+        if busy:
+            close_dead(file)
+    finally:
+        for mounted in os.path.join(others, "m"), os.path.join(link, "m"):
+            if mountinfo(mounted):
+                subprocess.run(["umount", "-l", mounted], check=True)
+
+
 @needs_root
 def test_killed_daemon_leaves_an_error_not_a_hang(mount):
     m = mount("passthrough=off")
