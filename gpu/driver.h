@@ -28,6 +28,9 @@ struct gaia_driver {
     /* Nobody uses this part of the mapping any more; its addresses stay taken. 0, or -ENOMEM: all is as it
      * was. */
     int (*block)(struct gaia_mapping *mapping, void *address, size_t length);
+    /* Likewise, where there is no memory to block it: for what is an extent as a whole. NULL: block() never
+     * fails for want of it. */
+    int (*bar)(struct gaia_mapping *mapping, void *address, size_t length);
     /* The daemon is gone: touches of a part fail from now on, where the device can make them fail. */
     void (*kill)(struct gaia_mapping *mapping, void *address, size_t length);
     /* Touches of a part that were refused are tried again. NULL: none are. */

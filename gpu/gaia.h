@@ -226,10 +226,10 @@ void *gaia_mmap(struct gaia_device *device, size_t length, int prot, int flags, 
  * leaves on its way when it returns.
  *
  * @return 0, or -1 with errno: EINVAL (addr not a multiple of 4096, length zero, or a range that wraps),
- *         ENOMEM (no memory for the unmap of a part, which leaves two parts; or the process has as many areas
- *         of memory as it may, vm.max_map_count; or it has called mlockall(MCL_FUTURE), and the part is more
- *         than it may lock still, RLIMIT_MEMLOCK, though libgaia locks nothing). After ENOMEM a part of the
- *         range may be unmapped
+ *         ENOMEM (no memory for the unmap of a part, which leaves two parts; or the range begins or ends
+ *         within what is mapped, and the process has as many areas of memory as it may, vm.max_map_count, or
+ *         has called mlockall(MCL_FUTURE), and the part is more than it may lock still, RLIMIT_MEMLOCK,
+ *         though libgaia locks nothing). After ENOMEM a part of the range may be unmapped
  */
 int gaia_munmap(void *addr, size_t length);
 

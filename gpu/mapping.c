@@ -210,8 +210,8 @@ void gaia_pieces_free(struct gaia_piece *pieces, size_t count)
     free(pieces);
 }
 
-/* 0, or -ENOMEM: nothing has changed. Lock held. */
-static int block(struct gaia_mapping *mapping, void *address, size_t length)
+/* whole: it is an extent. 0, or -ENOMEM: nothing has changed. Lock held. */
+static int block(struct gaia_mapping *mapping, void *address, size_t length, bool whole)
 {
     static unsigned cuts;
     bool is_first = !mapping->cut;
@@ -219,6 +219,10 @@ static int block(struct gaia_mapping *mapping, void *address, size_t length)
     if (is_first)
         mapping->cut = cuts++ % 0x7fff + 1;
     int error = mapping->driver->block(mapping, address, length);
+    if (error && whole) {
+        mapping->shown = true;
+        error = mapping->driver->bar ? mapping->driver->bar(mapping, address, length) : error;
+    }
     if (error && is_first)
         mapping->cut = 0;
     return error;
@@ -234,7 +238,7 @@ static int cut(size_t i, uint8_t *address, uint8_t *end)
     uint8_t *from = address > extent->address ? address : extent->address;
     uint8_t *to = end < extent_end ? end : extent_end;
 
-    int error = block(extent->mapping, from, (size_t)(to - from));
+    int error = block(extent->mapping, from, (size_t)(to - from), false);
     if (error)
         return error;
     if (from > extent->address && to < extent_end) {
@@ -257,11 +261,9 @@ static int close_off(size_t i)
     const struct extent *extent = &table[i];
     struct gaia_mapping *mapping = extent->mapping;
 
-    int error = mapping->references > 1 || mapping->cut || extent->length != mapping->length
-                    ? block(mapping, extent->address, extent->length)
-                    : 0;
-    mapping->shown |= error != 0;
-    return error;
+    return mapping->references > 1 || mapping->cut || extent->length != mapping->length
+               ? block(mapping, extent->address, extent->length, true)
+               : 0;
 }
 
 /* Its mapping, for the caller to put. Lock held. */
@@ -472,7 +474,7 @@ static int give_back(struct gaia_mapping *mapping, uint8_t *address, size_t leng
     from -= take_all_free(from, (size_t)(from - other), true);
     to += take_all_free(to, (size_t)(other_end - to), false);
     bool stands = !mapping->extents && !mapping->cut; /* as it was mapped, and is to end so */
-    int error = block(mapping, from, (size_t)(to - from));
+    int error = block(mapping, from, (size_t)(to - from), false);
     if (error)
         munmap(from, (size_t)(to - from));
     else

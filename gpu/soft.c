@@ -252,6 +252,18 @@ static int soft_block(struct gaia_mapping *mapping, void *address, size_t length
     return block_range(mapping, session->blocked, address, length);
 }
 
+/* A process that has as many areas of memory as it may gets none in the place of another one. But what is an
+ * area, or several, may lose its access. */
+static int soft_bar(struct gaia_mapping *mapping, void *address, size_t length)
+{
+    struct uffdio_range range = {.start = (uintptr_t)address, .len = length};
+    int error = mprotect(address, length, PROT_NONE) ? -ENOMEM : 0;
+
+    if (!error)
+        wake(mapping->session, range);
+    return error;
+}
+
 static void soft_kill(struct gaia_mapping *mapping, void *address, size_t length)
 {
     kill_range(mapping, address, length);
@@ -273,6 +285,7 @@ const struct gaia_driver gaia_soft_driver = {
     .map = soft_map,
     .unmap = soft_unmap,
     .block = soft_block,
+    .bar = soft_bar,
     .kill = soft_kill,
     .refresh = soft_refresh,
 };

@@ -18,9 +18,9 @@ libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 FAILED, SHARED, PRIVATE, NORESERVE, NOREPLACE = ctypes.c_void_p(-1).value, 0x21, 0x22, 0x4000, 0x100000
 with open("/proc/sys/vm/max_map_count") as file:
     most = int(file.read())
-large = libc.mmap(None, 2 * most * PAGE, 0, PRIVATE | NORESERVE, -1, 0)
 
 def with_room_for(spare, function, *arguments):
+    large = libc.mmap(None, 2 * most * PAGE, 0, PRIVATE | NORESERVE, -1, 0)
     # one area becomes three, until there are no more; what is left is added one by one
     at, single = large + PAGE, [libc.mmap(None, PAGE, 0, SHARED, -1, 0) for _ in range(spare)]
     while not libc.mprotect(at, PAGE, 1):
@@ -46,6 +46,13 @@ def kill(daemon):
     os.kill(daemon, 9)
     while is_mapped():
         pass
+
+def can_be_read(offset):
+    ours, others = os.pipe()
+    done = libc.write(others, ctypes.c_void_p(map.address + offset), ctypes.c_size_t(1))
+    os.close(ours)
+    os.close(others)
+    return done == 1
 
 def is_free(offset, length):
     got = libc.mmap(map.address + offset, length, 0, PRIVATE | NOREPLACE, -1, 0)
@@ -82,6 +89,21 @@ def test_the_middle_of_a_mapping_is_unmapped_without_room(mount, agents, spare, 
     assert agent("error_of(map.acquire)") == errno.EINVAL
     assert not agent("is_free(4 * PAGE, 4 * PAGE)")
     agent.do("map.unmap()")
+    assert agent("is_free(0, 16 * PAGE)")
+    agent.end()
+
+
+@pytest.mark.traps
+def test_what_is_left_of_a_mapping_is_unmapped_without_room(mount, agents):
+    """A program that has used its areas up, by parts that it has unmapped, gets them back by unmapping the rest, also bit by bit."""
+    _, agent, _ = with_a_full_map(mount, agents)
+    agent.do("map.unmap(4 * PAGE, 4 * PAGE)")
+    assert agent("unmap_with_room_for(0, 0, 4 * PAGE)") == 0
+    assert agent("can_be_read(0), can_be_read(8 * PAGE)") == (False, True)
+    assert agent("error_of(map.acquire, 0, PAGE)") == errno.EINVAL and not agent("is_free(0, PAGE)")
+    agent.do("map[9 * PAGE] = 7\nmap.release(8 * PAGE)")
+    assert agent("os.pread(fd, 1, 9 * PAGE)[0]") == 7
+    assert agent("unmap_with_room_for(0, 0, 16 * PAGE)") == 0
     assert agent("is_free(0, 16 * PAGE)")
     agent.end()
 
