@@ -365,6 +365,22 @@ def test_a_program_that_may_lock_no_more_memory(mount, agents):
     program.end()
 
 
+@pytest.mark.traps
+def test_a_debugger_reaches_what_is_there(mount, agents):
+    """Linux waits for no userfaultfd there. What a debugger does store is a store as any other."""
+    program = functions_of(__name__, agents())
+    program.do("device, fd = gaia.Device('soft:0'), os.open(path, os.O_RDWR)\nmap = device.mmap(fd, 2 * PAGE)\n"
+               "map.advise(gaia.ADV_RANDOM)\nmemory = os.open('/proc/self/mem', os.O_RDWR)",
+               path=make(mount("unit=4K"), b"x" * 2 * PAGE))
+    assert program("error_of(os.pread, memory, 1, map.address), error_of(os.pwrite, memory, b'y', map.address)") == (errno.EIO, errno.EIO)
+    assert program("map[0], os.pread(memory, 1, map.address)") == (ord("x"), b"x")
+    assert program("error_of(os.pwrite, memory, b'y', map.address)") == errno.EIO
+    program.do("map[0] = 1\nassert os.pwrite(memory, b'yz', map.address) == 2\nmap.release()")
+    assert program("os.pread(fd, 3, 0)") == b"yzx"
+    assert program("error_of(os.pwrite, memory, b'y', map.address)") == errno.EIO
+    program.end()
+
+
 def test_a_program_that_may_write_no_file(mount, agents):
     """RLIMIT_FSIZE: what libgaia makes for itself is no reason for a signal."""
     m = mount()
