@@ -15,7 +15,7 @@ import gaia
 from conftest import measures_memory, so_much
 from files import make, open_map
 from helpers import (MIB, PAGE, ROWS, Plan, agents, client_with_faults, devices, error_of, functions_of, make_random,  # noqa: F401
-                     memory_kib, read_file, repeats, statistics, tool, wait_until, write_file)
+                     memory_kib, read_file, repeats, statistics, tool, wait_until, write_at, write_file)
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
@@ -362,6 +362,27 @@ def test_a_program_that_may_lock_no_more_memory(mount, agents):
                path=make(mount(), bytes(PAGE)))
     assert program("error_of(device.mmap, fd, 16 * MIB)") == errno.ENOMEM
     assert program("error_of(device.mmap, fd, MIB)") == 0
+    program.end()
+
+
+@pytest.mark.traps
+@pytest.mark.parametrize("call", ["libc.mprotect(at, n, 0) or libc.mprotect(at, n, 3)", "libc.madvise(at, n, 4)  # MADV_DONTNEED",
+                                  "libc.madvise(at, n, 21)  # MADV_PAGEOUT", "libc.mlock(at, n) or libc.munlock(at, n)",
+                                  "libc.msync(at, n, 4)", "write_file('/proc/self/clear_refs', b'4')"])
+def test_a_program_does_to_a_mapping_what_it_does_to_memory(mount, agents, call):
+    """Nothing that it has stored is lost, stores afterwards are noticed, and what others write is seen."""
+    m, program = mount("unit=4K"), functions_of(__name__, agents())
+    program.do("libc = ctypes.CDLL(None)\ndevice, fd = gaia.Device('soft:0'), os.open(path, os.O_RDWR)\n"
+               "map = device.mmap(fd, 8 * PAGE)\nat, n = ctypes.c_void_p(map.address), ctypes.c_size_t(8 * PAGE)\n"
+               "map[0:4 * PAGE:PAGE] = b'1234'\nmap.release()\nmap[2 * PAGE + 1:6 * PAGE + 1:PAGE] = b'5678'",
+               path=make(m, bytes(8 * PAGE)))  # pages 0 and 1 are released, 2 to 5 are not, and 6 and 7 are not there
+    assert not program(call)
+    program.do("map[2:8 * PAGE:PAGE] = b'abcdefgh'\nmap.release()")
+    content = read_file(os.path.join(m.mnt, "f"))
+    assert [content[at::PAGE] for at in range(3)] == [b"1234\0\0\0\0", b"\0\x005678\0\0", b"abcdefgh"]
+    write_at(os.path.join(m.mnt, "f"), bytes(range(256)) * 128, 0)
+    program.do("map.acquire()")
+    assert program("map[:]") == bytes(range(256)) * 128
     program.end()
 
 
