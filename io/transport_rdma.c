@@ -115,13 +115,11 @@ void rdma_queue_free(struct link_queue *queue)
     if (!own)
         return;
     queue_leave(queue->link->transport, queue);
-    if (own->qp) {
-        rdma_disconnect(own->id); /* tells the peer; it fails when there is no connection */
-        rdma_destroy_qp(own->id); /* from here on nothing reaches memory */
+    if (!own->asking || !rdma_part(rdma, own->id, own->room + own->receives)) {
+        if (own->id)
+            rdma_end_connection(own->id);
+        rdma->cq_room += own->room + own->receives;
     }
-    if (own->id)
-        rdma_destroy_id(own->id);
-    rdma->cq_room += own->room + own->receives;
     free(own->sent);
     free(own->requests);
     free(own->pieces);

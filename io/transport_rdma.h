@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the four files of the RDMA carrier share. transport_rdma.c itself has queues, work requests and their
+/* What the five files of the RDMA carrier share. transport_rdma.c itself has queues, work requests and their
  * completions. */
 #ifndef GAIAFS_IO_TRANSPORT_RDMA_H
 #define GAIAFS_IO_TRANSPORT_RDMA_H
@@ -28,9 +28,10 @@ struct rdma {
     /* The device has gone: nothing comes from it any more, and once nobody uses it nothing of it is left, so
      * what is above is NULL. */
     bool dead;
-    unsigned troubles;            /* that it has seen: rdma_is_in_trouble() */
-    uint64_t again_ns;            /* not looked for again before this transport_time() */
-    unsigned cq_room;             /* entries that no queue has been promised */
+    unsigned troubles; /* that it has seen: rdma_is_in_trouble() */
+    uint64_t again_ns; /* not looked for again before this transport_time() */
+    unsigned cq_room;  /* entries that no queue has been promised */
+    LIST_HEAD(, rdma_parting) parting;
     unsigned reads_out, reads_in; /* of a queue at a time, as the reading end and as the end that is read
                                      from */
 };
@@ -58,6 +59,7 @@ struct rdma_sent {
 struct rdma_queue {
     struct rdma_cm_id *id;
     struct ibv_qp *qp;
+    bool asking;             /* an iWARP connection was asked for, and there is no answer: see rdma_part() */
     unsigned room, receives; /* entries of the send queue, of the receive queue */
     unsigned inline_max;
     uint32_t posted, done;  /* work requests */
@@ -120,6 +122,13 @@ bool rdma_is_in_trouble(const struct rdma *rdma);
 int rdma_open(struct gaia_transport *transport);
 void rdma_close(struct gaia_transport *transport);
 void rdma_tick(struct gaia_transport *transport, uint64_t now_ns);
+
+/* transport_rdma_parting.c: let go of a connection and its queue pair, which may wait. */
+void rdma_end_connection(struct rdma_cm_id *id);
+/* The same by a thread, whatever it waits for. The room is free again afterwards. False: there is none. */
+bool rdma_part(struct rdma *rdma, struct rdma_cm_id *id, unsigned room);
+/* Those that are done are forgotten. wait: all, when they are done. */
+void rdma_look_at_parting(struct rdma *rdma, bool wait);
 
 /* transport_rdma.c: the entries of a queue's send queue, and of its receive queue. */
 void rdma_queue_room(const struct gaia_link *link, unsigned number, unsigned *sends_out,

@@ -233,16 +233,20 @@ static int say_hello(struct link_queue *queue)
     if (rdma_connect(own->id, &param))
         return transport_say(rdma_connection_error(rdma->verbs, -errno), "%s: rdma_connect: %s",
                              queue->link->peer, strerror(errno));
+    own->asking = rdma->verbs->device->transport_type == IBV_TRANSPORT_IWARP;
     return 0;
 }
 
 /* ---- events ---- */
 
-/* An event, copied: it must be acknowledged before its id can be destroyed. */
+/* An event, copied: it must be acknowledged before its id can be destroyed; then one that parts may have gone
+ * (rdma_part()), so the id is only for who knows that it is there. */
 struct cm_event {
     enum rdma_cm_event_type type;
     int status;
     struct rdma_cm_id *id;
+    uint32_t queue; /* whose it is */
+    const struct ibv_context *verbs;
     unsigned reads; /* that the peer wants to have under way */
     unsigned char bytes[UINT8_MAX];
     size_t length;
@@ -285,7 +289,7 @@ static void asked(struct gaia_transport *transport, struct cm_event *event)
     int error;
 
     name_of(rdma_get_peer_addr(event->id), peer, sizeof peer);
-    if (event->id->verbs != rdma->verbs || rdma->dead) {
+    if (event->verbs != rdma->verbs || rdma->dead) {
         refuse(event->id, NULL, 0);
         return;
     }
@@ -347,7 +351,7 @@ static void take_cm_event(struct gaia_transport *transport, struct cm_event *eve
     const struct rdma *rdma = transport->own;
     struct link_queue *queue;
     struct gaia_link *link;
-    uint32_t id = (uint32_t)(uintptr_t)event->id->context;
+    uint32_t id = event->queue;
     int error = 0;
 
     if (event->type == RDMA_CM_EVENT_CONNECT_REQUEST) {
@@ -355,7 +359,7 @@ static void take_cm_event(struct gaia_transport *transport, struct cm_event *eve
         return;
     }
     /* Of any id, that which listens, too. */
-    if (event->type == RDMA_CM_EVENT_DEVICE_REMOVAL && event->id->verbs == rdma->verbs) {
+    if (event->type == RDMA_CM_EVENT_DEVICE_REMOVAL && event->verbs == rdma->verbs) {
         rdma_die(transport);
         return;
     }
@@ -363,6 +367,7 @@ static void take_cm_event(struct gaia_transport *transport, struct cm_event *eve
     if (!queue)
         return;
     link = queue->link;
+    ((struct rdma_queue *)queue->own)->asking = false;
     switch (event->type) {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
         error = resolved(queue);
@@ -404,7 +409,11 @@ void rdma_take_cm_events(struct gaia_transport *transport)
     struct rdma_cm_event *raw;
 
     for (int n = 0; n < 64 && !rdma_get_cm_event(rdma->channel, &raw); n++) {
-        struct cm_event event = {.type = raw->event, .status = raw->status, .id = raw->id};
+        struct cm_event event = {.type = raw->event,
+                                 .status = raw->status,
+                                 .id = raw->id,
+                                 .queue = (uint32_t)(uintptr_t)raw->id->context,
+                                 .verbs = raw->id->verbs};
 
         if (raw->param.conn.private_data) {
             event.length = raw->param.conn.private_data_len;

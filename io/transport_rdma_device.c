@@ -161,6 +161,7 @@ __attribute__((constructor)) static void let_go_of_what_was_taken_away(void)
 /* Nobody uses it. */
 static void let_go(struct gaia_transport *transport, struct rdma *rdma)
 {
+    rdma_look_at_parting(rdma, true);
     if (rdma->verbs) /* librdmacm's, which may stay */
         epoll_ctl(transport->epoll, EPOLL_CTL_DEL, rdma->verbs->async_fd, NULL);
     if (rdma->id)
@@ -225,6 +226,7 @@ void rdma_tick(struct gaia_transport *transport, uint64_t now_ns)
 {
     struct rdma *rdma = transport->own;
 
+    rdma_look_at_parting(rdma, false);
     if (!rdma->dead || now_ns < rdma->again_ns || !LIST_EMPTY(&transport->links) ||
         !LIST_EMPTY(&transport->memories) || transport->registering)
         return;

@@ -86,7 +86,7 @@ static void test_both_ends_send_again(void **state)
     struct ibv_qp_init_attr ignored;
 
     (void)state;
-    if (carrier != GAIA_CARRIER_RDMA)
+    if (carrier != GAIA_CARRIER_RDMA || is_iwarp()) /* TCP has its own time */
         skip();
     posting_open(&p);
     for (unsigned i = 0; i <= QUEUE; i++) {
@@ -111,7 +111,8 @@ static void test_small_messages_go_inline(void **state)
     const struct rdma_queue *first;
 
     (void)state;
-    if (carrier != GAIA_CARRIER_RDMA)
+    if (carrier != GAIA_CARRIER_RDMA ||
+        is_iwarp()) /* siw takes 80 bytes at most, and none if asked for more */
         skip();
     posting_open(&p);
     first = p.pair.link->queues[0].own;

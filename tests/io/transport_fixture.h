@@ -52,6 +52,26 @@ static const char *here = "", *there = "";
 static uint64_t seed;
 static unsigned next_port;
 
+/* Whether the devices of the machine are iWARP's: the tests have devices of one kind. */
+static inline bool is_iwarp(void)
+{
+    DIR *folder = carrier == GAIA_CARRIER_RDMA ? opendir("/sys/class/infiniband") : NULL;
+    const struct dirent *device;
+    char path[300], type = 0;
+    bool is_one = false;
+
+    while (folder && (device = readdir(folder))) {
+        snprintf(path, sizeof path, "/sys/class/infiniband/%s/node_type", device->d_name);
+        int fd = device->d_name[0] == '.' ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+        is_one |= fd >= 0 && read(fd, &type, 1) == 1 && type == '4'; /* "4: RNIC" */
+        if (fd >= 0)
+            close(fd);
+    }
+    if (folder)
+        closedir(folder);
+    return is_one;
+}
+
 /* ---- memory ---- */
 
 static inline void fill(uint8_t *bytes, size_t length, uint64_t salt)
