@@ -275,6 +275,7 @@ check-long: all
 	python3 -B tests/model/run.py --gate
 	/usr/bin/python3 -B tests/kills/nodes_run.py --nodes 4 --seconds 30 --rounds 6
 	python3 -B tests/vm/rdma.py
+	python3 -B tests/vm/rdma.py --device siw
 	python3 -B tests/vm/nfs.py
 	GAIA_GATE=1 python3 -B tests/vm/suite.py -q || [ $$? -eq 77 ]
 	$(MAKE) posix

@@ -120,6 +120,10 @@ class Modules:
             return file.read()
 
     def add(self, name):
+        """A module of the kernel's; or one of its own, by its path."""
+        if name.endswith(".ko"):
+            path, name = name, os.path.basename(name).removesuffix(".ko")
+            self.paths[name] = path
         name = name.replace("-", "_")
         if name in self.order or name not in self.paths:  # not there: built in
             return

@@ -28,6 +28,7 @@ import time
 import image
 import machine
 import rdma_nodes
+import siw
 
 sys.path.append(os.path.join(image.TOP, "tests", "bench"))
 import bench  # noqa: E402
@@ -39,19 +40,20 @@ TESTS = ["test_transport", "test_transport_faults", "test_transport_peers", "tes
 if not os.environ.get("GAIA_GATE"):  # tests/run.sh has no time for these: make check-long
     TESTS += ["test_transport_time", "test_call_ends", "test_call_answers", "test_transport_calls", "test_call_words",
               "test_call_faults"]
-MODULES = ["crc32_generic", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth"]  # crc32_generic: rxe asks for it by an alias
-PROVIDER = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
+MODULES = ["crc32_generic", "rdma_ucm", "ib_uverbs", "veth"]  # crc32_generic: rxe asks for it by an alias
+PROVIDER = "/usr/lib/x86_64-linux-gnu/libibverbs/lib{}-rdmav34.so"
 LIMIT_S = 360 if os.environ.get("GAIA_GATE") else 1200  # of tests/run.sh it may be six minutes
 BENCH_LIMIT_S = 900
 WIRE_LEAST = 20 << 20  # bytes that the tests move
 PROGRAMS = len(TESTS) + 2  # before there is a device, and with little memory to lock
 # Options of a mount whose faults go by RDMA, and what is to be seen of the path.
 MOUNTS = (("fault=rdma,device_cache=1M,unit=64K", {"queues": 1}),
-          (f"fault=rdma@{THERE},queues=2,depth=16,device_cache=1M,unit=4K", {"device": "rxe1", "queues": 2, "depth": 16}),
+          (f"fault=rdma@{THERE},queues=2,depth=16,device_cache=1M,unit=4K", {"queues": 2, "depth": 16}),
           ("fault=rdma,unit=64K", {"queues": 1}), ("fault=rdma,unit=64K", {"queues": 1}))
 # The last ones' device is a GPU, which is a stand-in (tests/cuda) whose memory an RDMA device can register by its address, as
 # nvidia-peermem has it for real ones. What is mapped there is not evicted. What is written to the last one's goes nowhere: how many
 # reads of the first file are under way until that is known is chance, so a second one is touched, all of which is copied.
+SECOND = 1  # by the second device
 GPU, LOST = len(MOUNTS) - 2, len(MOUNTS) - 1
 LOST_PLACES = 1500 * 4096 // (512 << 10) + 1  # of a file of tool_touch.c, each of half a MiB
 GPU_ENVIRONMENT = "LD_LIBRARY_PATH=/cuda GAIA_DEVICE=cuda:0 "
@@ -74,21 +76,22 @@ def built(*path):
     return path
 
 
-def network():
+def network(kind="rxe"):
     with open(os.path.join(image.HERE, "rdma_network.sh")) as file:
-        return file.read()
+        return f"kind={kind}\n{file.read()}"
 
 
-def programs_and_files():
+def programs_and_files(kind="rxe"):
     """What the machine needs for RDMA, besides modules."""
-    if not os.path.exists(PROVIDER):
-        raise image.Unavailable("no Soft-RoCE library here (Debian: ibverbs-providers)")
+    provider = PROVIDER.format(kind)
+    if not os.path.exists(provider):
+        raise image.Unavailable(f"no library of {kind} here (Debian: ibverbs-providers)")
     for tool in ("/usr/sbin/ip", "/usr/bin/rdma"):
         if not os.path.exists(tool):
             raise image.Unavailable(f"no {tool} here (Debian: iproute2)")
     # By its path: busybox has an ip that knows less.
     return ({"/usr/sbin/ip": "/usr/sbin/ip", "/bin/rdma": "/usr/bin/rdma"},
-            {PROVIDER: PROVIDER, "/etc/libibverbs.d/rxe.driver": b"driver rxe\n"})
+            {provider: provider, f"/etc/libibverbs.d/{kind}.driver": f"driver {kind}\n".encode()})
 
 
 def perftest():
@@ -100,9 +103,9 @@ def perftest():
     return {f"/bin/{name}": os.path.join(folder, "usr", "bin", name) for name in ("ib_read_bw", "ib_read_lat")}
 
 
-def boot(script, programs, files, limit_s):
+def boot(script, programs, files, limit_s, kind="rxe"):
     """The lines of the console of a machine that ran the script."""
-    kernel, initramfs = image.build(programs, files, MODULES)
+    kernel, initramfs = image.build(programs, files, [*MODULES, siw.built() if kind == "siw" else "rdma_rxe"])
     with machine.Machine(kernel, initramfs, script, limit_s=limit_s) as guest:
         try:
             guest.wait()
@@ -138,7 +141,7 @@ def went_by_rdma(number, stat):
 
 
 def mounts_seen(lines):
-    """(passed, failed): each mount's file had the right bytes, and they came by the path that was asked for."""
+    """(passed, failed): each mount's file had the right bytes, and they came by the path and the device that were asked for."""
     text = "\n".join(lines)
     touched = re.findall(r"^touched: (\d+) loads, 0 wrong$", text, re.M)
     refused = bool(re.search(r"fault=rdma: .*192\.0\.2\.1", text))
@@ -149,6 +152,7 @@ def mounts_seen(lines):
         stat = json.loads(said[1]) if said else {"fault": {}, "devices": [{}]}
         fault = stat["fault"]
         right = (fault.get("path") == "rdma" and all(fault.get(name) == value for name, value in wanted.items()) and
+                 (number != SECOND or fault["device"].endswith("1")) and
                  number + (number == LOST) < len(touched) and went_by_rdma(number, stat))
         good += right
         if not right:
@@ -164,8 +168,8 @@ def mounts_seen(lines):
 
 # --- tests ----------------------------------------------------------------------------------------------------------
 
-def test_script(only):
-    lines = ["GAIA_TEST_FILTER=test_no_device test_transport_devices" if not only else "", network(),
+def test_script(only, kind):
+    lines = ["GAIA_TEST_FILTER=test_no_device test_transport_devices" if not only else "", network(kind),
              "cat /sys/class/net/veth0/statistics/rx_bytes >/tmp/before"]
     seed = os.environ.get("GAIA_TEST_SEED")
     if seed:
@@ -174,7 +178,7 @@ def test_script(only):
         for name in TESTS:
             lines += [f"{name} --carrier rdma {HERE} {THERE} || echo 'failed: {name}'", f"echo ended $(cut -d' ' -f1 /proc/uptime) {name}"]
         lines += mounts_script()
-    lines += rdma_nodes.script(int(seed or time.time()))
+    lines += rdma_nodes.script(int(seed or time.time()), kind)
     lines += ["echo wire: $(cat /tmp/before) $(cat /sys/class/net/veth0/statistics/rx_bytes)",
               "dmesg | grep -E 'BUG:|Oops|WARNING:|blocked for more' && echo 'failed: the kernel complains'", "true"]
     return "\n".join(lines)
@@ -188,8 +192,8 @@ def unit_programs():
     return {name: os.path.join(image.TOP, path) for name, path in paths.items()}
 
 
-def run_tests(only):
-    programs, files = programs_and_files()
+def run_tests(only, kind):
+    programs, files = programs_and_files(kind)
     programs.update(unit_programs())
     tree, more = image.tree()
     programs.update(tree)
@@ -198,14 +202,14 @@ def run_tests(only):
     programs.update(rdma_nodes.programs())
     files.update(more)
     try:
-        lines = boot(test_script(only), programs, files, LIMIT_S)
+        lines = boot(test_script(only, kind), programs, files, LIMIT_S, kind)
     except AssertionError:
         return 0, 1, 0
     text = "\n".join(lines)
     passed, failed, skipped = (sum(int(n) for n in re.findall(rf"\[  {word} \] (\d+) test", text))
                                for word in ("PASSED ", "FAILED ", "SKIPPED"))
     mounts = (0, 0) if only else mounts_seen(lines)
-    nodes = rdma_nodes.judge(lines)
+    nodes = rdma_nodes.judge(lines, kind)
     passed, failed = passed + mounts[0] + nodes[0], failed + mounts[1] + nodes[1]
     wire = re.search(r"^wire: (\d+) (\d+)", text, re.M)
     moved = int(wire[2]) - int(wire[1]) if wire else 0
@@ -340,6 +344,7 @@ def main():
     parser.add_argument("--bench", action="store_true")
     parser.add_argument("--save", action="store_true", help="keep the results in tests/bench/results")
     parser.add_argument("--only", choices=("reads", "faults", "nodes"), help="a part of the rows; of the tests: nodes")
+    parser.add_argument("--device", choices=("rxe", "siw"), default="rxe", help="Soft-RoCE; or for the tests Soft-iWARP")
     parser.add_argument("--spin", type=int, default=0, help="microseconds for which a poll looks before it sleeps")
     args = parser.parse_args()
     passed, failed, skipped = 0, 0, 0
@@ -347,7 +352,7 @@ def main():
         machine.check()
         if args.bench:
             return run_bench(args)
-        passed, failed, skipped = run_tests(args.only)
+        passed, failed, skipped = run_tests(args.only, args.device)
     except image.Unavailable as problem:
         print(f"skipped: no virtual machine here: {problem}")
         skipped = 1

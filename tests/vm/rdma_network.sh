@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# In the virtual machine (rdma.py puts this before what it runs there): two RDMA devices, rxe0 at 10.0.0.1 and rxe1 at 10.0.1.1, with a
+# In the virtual machine (rdma.py puts this before what it runs there): two RDMA devices of $kind, rxe0 at 10.0.0.1 and rxe1 at 10.0.1.1, with a
 # wire between them. rxe knows one network namespace only (6.1), where the kernel would hand what goes to an address of its own
 # straight to itself: rules say first that what one of the two sends to the other leaves through its own end of the wire.
 ip=/usr/sbin/ip
@@ -28,8 +28,9 @@ $ip route add 10.0.0.1 dev veth1 src 10.0.1.1 table 102
 for d in veth0 veth1; do
     echo 1 >/sys/class/net/$d/queues/rx-0/rps_cpus || echo "rdma.py: the wire does not keep order"
 done
-rdma link add rxe0 type rxe netdev veth0 || echo "rdma.py: no Soft-RoCE"
-rdma link add rxe1 type rxe netdev veth1 || echo "rdma.py: no Soft-RoCE"
+[ $kind = rxe ] || ulimit -l unlimited # siw counts root's memory, too
+rdma link add ${kind}0 type $kind netdev veth0 || echo "rdma.py: no $kind"
+rdma link add ${kind}1 type $kind netdev veth1 || echo "rdma.py: no $kind"
 # The link comes up, and the two find each other.
 for n in 1 2 3 4 5 6 7 8 9 10; do
     ping -q -c 1 -W 1 -I 10.0.0.1 10.0.1.1 >/dev/null && ping -q -c 1 -W 1 -I 10.0.1.1 10.0.0.1 >/dev/null && break

@@ -133,16 +133,16 @@ addresses_back() {
 # device_away NAME: the device of a is taken away, which its driver can do only when the daemon has let go of it; and the log says so.
 # device_back: it is there again.
 device_away() {
-    if ! timeout 30 rdma link del rxe0; then
+    if ! timeout 30 rdma link del ${kind}0; then
         echo "node test $1: failed: the daemon keeps the device"
-    elif ! grep -q "node b is taken to be down: the device rxe0 has gone" /tmp/a.log; then
+    elif ! grep -q "node b is taken to be down: the device ${kind}0 has gone" /tmp/a.log; then
         echo "node test $1: failed: the log does not say so"
     else
         echo "node test $1: ok"
     fi
 }
 device_back() {
-    rdma link add rxe0 type rxe netdev veth0
+    rdma link add ${kind}0 type $kind netdev veth0
 }
 
 # The link of a goes down, while no queue pair has anything to send: see above.
