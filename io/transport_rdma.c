@@ -2,11 +2,11 @@
 /* The RDMA carrier: queues, work requests and their completions.
  *
  * One completion queue for all queue pairs. Of a chain of transfers every SIGNAL_EVERYth asks for a
- * completion, and the last; reads complete in order, so one that went well stands for those before it, and so
- * do writes and messages. But none of these stands for a read: with iWARP they end when TCP has their bytes,
- * and siw says so at once, though a read before them still waits for its own. A transfer that fails always
- * gets a completion, and the queue pair is in error then: the link ends, and what no completion has vouched
- * for fails with it. */
+ * completion, and the last of reads, or of writes, in a row. Reads complete in order, so one that went well
+ * stands for those before it, and so do writes and messages. But none of these stands for a read: with iWARP
+ * they end when TCP has their bytes, and siw says so at once, though a read before them still waits for its
+ * own. A transfer that fails always gets a completion, and the queue pair is in error then: the link ends,
+ * and what no completion has vouched for fails with it. */
 #include "io/transport_rdma.h"
 
 #include <errno.h>
@@ -194,7 +194,7 @@ static int rdma_post(struct link_queue *queue, struct gaia_transfer *const *tran
     for (unsigned i = 0; i < count; i++) {
         fill_request(queue, transfers[i], &own->requests[i], &own->pieces[i]);
         own->requests[i].next = i + 1 < count ? &own->requests[i + 1] : NULL;
-        if ((i + 1) % SIGNAL_EVERY == 0 || i + 1 == count)
+        if ((i + 1) % SIGNAL_EVERY == 0 || i + 1 == count || transfers[i + 1]->write != transfers[i]->write)
             own->requests[i].send_flags = IBV_SEND_SIGNALED;
     }
     int error = errno_of(ibv_post_send(own->qp, own->requests, &bad));

@@ -36,7 +36,9 @@ static int poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *entries)
 
 static void cut(struct gaia_link *link)
 {
-    queue_leave(link->transport, &link->queues[0]);
+    for (unsigned i = 0; i < GAIA_LINK_QUEUES_MAX; i++)
+        if (link->queues[i].own)
+            queue_leave(link->transport, &link->queues[i]);
 }
 
 /* Three reads under way, of which only the last asked for a completion. */
@@ -223,6 +225,194 @@ static void test_completed_reads_have_come(void **state)
     assert_int_equal(f.link->state, LINK_ENDED);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(f.reads[i].error, i < 2 ? 0 : -EIO);
+    flushed_close(&f);
+}
+
+static void complete(struct flushed *f, uint32_t number)
+{
+    tell(f, number, IBV_WC_SUCCESS);
+    rdma_poll_cq(&f->transport);
+    assert_int_equal(f->link->state, LINK_OPEN);
+}
+
+/* Over iWARP a keepalive between reads has ended before their bytes have come; also where the numbers of
+ * requests begin anew. Its buffer is free for the next message. */
+static void test_a_message_ends_before_a_read(void **state)
+{
+    static const uint32_t firsts[] = {0, RDMA_NUMBER - 1, UINT32_MAX - 1};
+    static struct flushed f;
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof firsts / sizeof *firsts; i++) {
+        uint32_t first = firsts[i];
+
+        flushed_open(&f);
+        f.own.done = first;
+        f.own.posted = first + 4; /* read, message, read, read: only the first read and the last ask for it */
+        f.link_own.sent = 1;
+        for (unsigned n = 0; n < 4; n++)
+            f.sent[(first + n) % 4] = (struct rdma_sent){.kind = n == 1 ? RDMA_MESSAGE : RDMA_READ};
+        complete(&f, (first + 1) & RDMA_NUMBER);
+        assert_int_equal(f.link_own.sent_done, 1);
+        assert_null(f.link->done);
+        assert_int_equal(f.own.done, first);
+        complete(&f, first & RDMA_NUMBER);
+        assert_ptr_equal(f.link->done, &f.reads[0]);
+        assert_null(f.reads[0].next);
+        assert_int_equal(f.own.done, first + 2);
+        complete(&f, (first + 3) & RDMA_NUMBER);
+        assert_ptr_equal(f.reads[1].next, &f.reads[2]);
+        assert_int_equal(f.own.done, f.own.posted);
+        assert_int_equal(f.link_own.sent_done, 1);
+        f.link->state = LINK_ENDED;
+        flushed_close(&f);
+    }
+}
+
+static unsigned asked_for; /* of the requests of the last chain, bit by bit, which ask for a completion */
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *request, struct ibv_send_wr **bad)
+{
+    (void)qp;
+    (void)bad;
+    asked_for = 0;
+    for (unsigned i = 0; request; request = request->next, i++)
+        asked_for |= (request->send_flags & IBV_SEND_SIGNALED ? 1u : 0) << i;
+    return 0;
+}
+
+/* As the end of a write says nothing of a read, nor that of a read of a write, the last of each is to say so
+ * itself: what nothing vouches for would be under way for ever. */
+static void test_a_chain_of_reads_and_writes(void **state)
+{
+    static const bool kinds[] = {true, false, false, true, true, false, true}; /* writes */
+    enum { COUNT = sizeof kinds / sizeof *kinds };
+    static struct flushed f;
+    struct rdma_sent sent[8] = {{0}};
+    struct ibv_send_wr requests[8];
+    struct ibv_sge pieces[8];
+    struct ibv_mr mr = {0};
+    struct gaia_transfer transfers[COUNT], *list[COUNT];
+
+    (void)state;
+    flushed_open(&f);
+    struct ibv_qp qp = {.context = &f.context};
+    f.context.ops.post_send = post_send;
+    f.memory.own = &mr;
+    for (unsigned i = 0; i < 3; i++)
+        queue_completed(&f.link->queues[0], 1, 0);
+    f.link->done = NULL;
+    f.link->done_last = &f.link->done;
+    f.own = (struct rdma_queue){
+        .qp = &qp, .room = 8, .ring = 8, .sent = sent, .requests = requests, .pieces = pieces};
+    for (unsigned i = 0; i < COUNT; i++) {
+        transfers[i] = (struct gaia_transfer){
+            .memory = &f.memory, .region = UINT32_MAX, .length = 4096, .write = kinds[i]};
+        list[i] = &transfers[i];
+    }
+    assert_int_equal(carrier_rdma.post(&f.link->queues[0], list, COUNT), COUNT);
+    for (uint32_t i = 0; i < COUNT; i++)
+        if (asked_for & 1u << i)
+            complete(&f, i);
+    assert_int_equal(f.own.done, COUNT);
+    assert_int_equal(f.link->queues[0].busy, 0);
+    f.link->state = LINK_ENDED;
+    flushed_close(&f);
+}
+
+/* One that is being connected, with its second queue, too. */
+static void connecting_open(struct flushed *f, struct rdma_queue *second, struct rdma_cm_id ids[2],
+                            bool connected_here)
+{
+    flushed_open(f);
+    f->own.posted = 0;
+    f->link->queues[0].first = NULL;
+    f->link->queues[0].last = &f->link->queues[0].first;
+    f->link->queues[0].busy = 0;
+    f->memory.busy = 0;
+    f->link->state = LINK_CONNECTING;
+    f->link->connected_here = connected_here;
+    f->link->options = (struct gaia_link_options){second ? 2 : 1, 4};
+    f->rdma.verbs = &f->context;
+    if (second) {
+        *second = (struct rdma_queue){.ring = 4, .sent = f->sent};
+        must(queue_enter(&f->transport, &f->link->queues[1]));
+        f->link->queues[1].own = second;
+    }
+    for (unsigned i = 0; i < 2; i++)
+        ids[i] =
+            (struct rdma_cm_id){.verbs = &f->context, .context = (void *)(uintptr_t)f->link->queues[i].id};
+}
+
+static void flush_receive(struct flushed *f)
+{
+    tell(f, RDMA_RECEIVE, IBV_WC_WR_FLUSH_ERR);
+    rdma_poll_cq(&f->transport);
+}
+
+static void hear_event(struct flushed *f, struct rdma_cm_id *id, enum rdma_cm_event_type type)
+{
+    happened.id = id;
+    happened.event = type;
+    rdma_take_cm_events(&f->transport);
+    happened = (struct rdma_cm_event){0};
+}
+
+/* iWARP's queue pair is flushed before it is told that the peer has refused, and why. */
+static void test_a_flush_before_the_refusal(void **state)
+{
+    static struct flushed f;
+    struct rdma_cm_id ids[2];
+    struct gaia_wire_hello refusal = link_refusal(-EBUSY);
+
+    (void)state;
+    connecting_open(&f, NULL, ids, true);
+    flush_receive(&f);
+    assert_int_equal(f.link->state, LINK_CONNECTING);
+    happened.status = -ECONNRESET;
+    happened.param.conn.private_data = &refusal;
+    happened.param.conn.private_data_len = sizeof refusal;
+    hear_event(&f, &ids[0], RDMA_CM_EVENT_REJECTED);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    assert_int_equal(f.link->error, -EBUSY);
+    flushed_close(&f);
+}
+
+/* A link does not stay whose one queue has failed before the other one stood. */
+static void test_a_flush_while_the_second_queue_connects(void **state)
+{
+    static struct flushed f;
+    struct rdma_queue second;
+    struct rdma_cm_id ids[2];
+
+    (void)state;
+    connecting_open(&f, &second, ids, false);
+    hear_event(&f, &ids[0], RDMA_CM_EVENT_ESTABLISHED);
+    flush_receive(&f);
+    assert_int_equal(f.link->state, LINK_CONNECTING);
+    hear_event(&f, &ids[1], RDMA_CM_EVENT_ESTABLISHED);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    assert_int_equal(f.link->error, -EIO);
+    flushed_close(&f);
+}
+
+/* Nor where a message that has come says that both stand. */
+static void test_a_flush_before_the_first_message(void **state)
+{
+    static struct flushed f;
+    struct rdma_queue second;
+    struct rdma_cm_id ids[2];
+
+    (void)state;
+    connecting_open(&f, &second, ids, false);
+    told[told_count++] = (struct ibv_wc){.wr_id = (uint64_t)f.link->queues[1].id << 32 | RDMA_RECEIVE,
+                                         .status = IBV_WC_WR_FLUSH_ERR};
+    rdma_poll_cq(&f.transport);
+    assert_int_equal(f.link->state, LINK_CONNECTING);
+    tell(&f, RDMA_RECEIVE, IBV_WC_SUCCESS);
+    rdma_poll_cq(&f.transport);
+    assert_int_equal(f.link->state, LINK_ENDED);
+    assert_int_equal(f.link->error, -EIO);
     flushed_close(&f);
 }
 
@@ -456,6 +646,11 @@ int main(int argc, char **argv)
         CASE(test_connections_that_fail),
         CASE(test_flushed_reads_have_not_come),
         CASE(test_completed_reads_have_come),
+        CASE(test_a_message_ends_before_a_read),
+        CASE(test_a_chain_of_reads_and_writes),
+        CASE(test_a_flush_before_the_refusal),
+        CASE(test_a_flush_while_the_second_queue_connects),
+        CASE(test_a_flush_before_the_first_message),
         CASE(test_many_completions),
         CASE(test_a_goodbye_behind_many_completions),
         CASE(test_room_for_all_nodes),
