@@ -230,7 +230,7 @@ static int block(struct gaia_mapping *mapping, void *address, size_t length, boo
 
 /* Cut [address, end) out of extent i: what is left of it may be two extents. The addresses stay blocked until
  * the whole mapping is gone, because the daemon may touch its pages until then. 0 or -ENOMEM. Lock held;
- * there is room for one extent. */
+ * there is room for one extent, if two are left. */
 static int cut(size_t i, uint8_t *address, uint8_t *end)
 {
     struct extent *extent = &table[i];
@@ -288,20 +288,21 @@ void gaia_mapping_refresh(struct gaia_mapping *mapping)
 }
 
 /* All of it happens under one hold of the lock: as soon as a mapping is freed, another thread's may stand at
- * its addresses. */
+ * its addresses. Nothing is allocated but for what leaves two parts. */
 int gaia_mapping_remove(void *address, size_t length)
 {
     uint8_t *begin = address, *end = begin + length;
-    size_t gone_count = 0, count = 0;
+    LIST_HEAD(, gaia_mapping) gone = LIST_HEAD_INITIALIZER(gone);
+    struct gaia_mapping *mapping;
+    int error = 0;
 
     if (!process_holds_state()) /* they are its parent's */
         return -EINVAL;
     pthread_mutex_lock(&table_lock);
     size_t first = table_at(begin);
-    while (first + count < table_count && table[first + count].address < end)
-        count++;
-    struct gaia_mapping **gone = malloc((count + 1) * sizeof(struct gaia_mapping *));
-    int error = gone ? table_reserve(1) : -ENOMEM;
+    if (first < table_count && table[first].address < begin &&
+        table[first].address + table[first].length > end)
+        error = table_reserve(1);
     for (size_t i = first; !error && i < table_count && table[i].address < end;) {
         struct extent *extent = &table[i];
         if (begin > extent->address || extent->address + extent->length > end) {
@@ -311,13 +312,17 @@ int gaia_mapping_remove(void *address, size_t length)
             continue;
         }
         error = close_off(i);
-        if (!error)
-            gone[gone_count++] = take_out(i);
+        if (error)
+            break;
+        mapping = take_out(i);
+        if (!--mapping->references) /* nobody else finds it any more */
+            LIST_INSERT_HEAD(&gone, mapping, link);
     }
     pthread_mutex_unlock(&table_lock);
-    while (gone_count)
-        gaia_mapping_put(gone[--gone_count]);
-    free(gone);
+    while ((mapping = LIST_FIRST(&gone))) {
+        LIST_REMOVE(mapping, link);
+        mapping_free(mapping);
+    }
     return error;
 }
 

@@ -38,7 +38,8 @@ struct gaia_mapping {
     size_t length; /* whole pages */
     size_t bytes;  /* as asked for: what a view of it has, whatever is unmapped later */
     off_t offset;
-    /* Under the table's lock, as are the next ones: of those that are being collected for the last time. */
+    /* Under the table's lock, as are the next ones: of those that are being collected for the last time.
+     * Before that: of those that one call has unmapped. */
     LIST_ENTRY(gaia_mapping) link;
     LIST_ENTRY(gaia_mapping) leave; /* of those that are in the table no more */
     unsigned extents;               /* in the table */

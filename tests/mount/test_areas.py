@@ -108,6 +108,38 @@ def test_what_is_left_of_a_mapping_is_unmapped_without_room(mount, agents):
     agent.end()
 
 
+WITHOUT_MEMORY = """
+import resource
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+pages = 3 * PARTS
+os.truncate(path, pages * PAGE)
+many = dev.mmap(fd, pages * PAGE)
+for part in range(PARTS):
+    many.unmap(3 * part * PAGE, PAGE)
+
+def unmap_without_memory():
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        resource.setrlimit(resource.RLIMIT_AS, (int(file.read().split()[0]) * PAGE, limits[1]))
+    while libc.malloc(PARTS):
+        pass
+    result = error_of(many.unmap)
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+    return result
+"""
+
+
+def test_a_mapping_of_many_parts_is_unmapped_without_memory(mount, agents):
+    """To unmap what was mapped needs none, whatever there is of it."""
+    m, agent = mount(), functions_of(__name__, agents())
+    agent.do(FULL, path=make(m, pattern(16 * PAGE)), content=pattern(16 * PAGE))
+    agent.do(WITHOUT_MEMORY, PARTS=3000)
+    assert agent("unmap_without_memory()") == 0
+    assert agent("map[:]") == pattern(16 * PAGE)
+    agent.end()
+
+
 def test_a_daemon_that_dies_while_there_is_no_room(mount, agents):
     """Touches end the program, and the addresses stay taken until they are unmapped: what another part of the program has got
     there meanwhile would be unmapped with them."""
