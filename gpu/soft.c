@@ -172,29 +172,57 @@ static bool is_ours(const struct gaia_mapping *mapping, const char *line, uintpt
                                                       strstr(line, "/memfd:gaia:gone "));
 }
 
+/* /proc/thread-self/maps, read without memory, of which the program may have none: not by stdio. (Of "self"
+ * it is empty once the first thread has ended.) */
+struct maps {
+    int fd;
+    size_t at, length;
+    char bytes[1024];
+};
+
+/* The next line, of a longer one as much as there is room for. False: there is none. */
+static bool next_line(struct maps *maps, char *line, size_t size)
+{
+    size_t used = 0;
+
+    for (;;) {
+        if (maps->at == maps->length) {
+            ssize_t got = read(maps->fd, maps->bytes, sizeof maps->bytes);
+            if (got <= 0)
+                return false;
+            maps->at = 0;
+            maps->length = (size_t)got;
+        }
+        char next = maps->bytes[maps->at++];
+        if (next == '\n')
+            break;
+        if (used + 1 < size)
+            line[used++] = next;
+    }
+    line[used] = '\0';
+    return true;
+}
+
 /* What was blocked is free for others, but for what the program has put there with MAP_FIXED, unless it does
- * so just between our look and munmap(): nothing of Linux unmaps on a condition. (Where /proc is
- * not to be had it stays blocked: addresses are lost, and no memory.) */
+ * so just between our look and munmap(): nothing of Linux unmaps on a condition. (Where /proc is not to be
+ * had it stays blocked: addresses are lost, and no memory, but for what could not be blocked.) */
 static void unblock(const struct gaia_mapping *mapping)
 {
     uintptr_t from = (uintptr_t)mapping->address, to = from + mapping->length;
-    FILE *maps = fopen("/proc/thread-self/maps", "re"); /* of "self": empty once the first thread has ended */
-    char line[256]; /* with all of our names; what is left of a longer one is passed over */
-    bool begins = true;
+    struct maps maps = {.fd = open("/proc/thread-self/maps", O_RDONLY | O_CLOEXEC)};
+    char line[256]; /* with all of our names */
 
-    while (maps && fgets(line, sizeof line, maps)) {
+    while (maps.fd >= 0 && next_line(&maps, line, sizeof line)) {
         unsigned long first, behind, at;
-        bool rest = !begins;
-        begins = strchr(line, '\n');
-        if (rest || sscanf(line, "%lx-%lx %*s %lx", &first, &behind, &at) != 3 || behind <= from ||
-            first >= to || !is_ours(mapping, line, first, at))
+        if (sscanf(line, "%lx-%lx %*s %lx", &first, &behind, &at) != 3 || behind <= from || first >= to ||
+            !is_ours(mapping, line, first, at))
             continue;
         first = first > from ? first : from;
         behind = behind < to ? behind : to;
         munmap((void *)first, behind - first);
     }
-    if (maps)
-        fclose(maps);
+    if (maps.fd >= 0)
+        close(maps.fd);
 }
 
 /* Behind whatever a program can print in the moment in which that memory is its standard output, when it has
