@@ -61,16 +61,17 @@ static CUresult prepare(const struct cuda_device *device, struct cuda_search *se
 
 static bool is_ready(const struct cuda_device *device, struct cuda_search *search)
 {
-    if (search->state == SEARCH_UNMADE) {
-        CUresult error = prepare(device, search);
-        if (error == CUDA_SUCCESS)
-            search->state = SEARCH_READY;
-        else if (error != CUDA_ERROR_OUT_OF_MEMORY) /* which the program may have filled for a while */
-            search->state = SEARCH_NONE;
-        if (error != CUDA_SUCCESS)
-            undo(device->api, search);
+    if (search->state != SEARCH_UNMADE)
+        return search->state == SEARCH_READY;
+    CUresult error = prepare(device, search);
+    if (error == CUDA_SUCCESS) {
+        search->state = SEARCH_READY;
+        return true;
     }
-    return search->state == SEARCH_READY;
+    if (error != CUDA_ERROR_OUT_OF_MEMORY) /* which the program may have filled for a while */
+        search->state = SEARCH_NONE;
+    undo(device->api, search);
+    return false;
 }
 
 static bool finds_none(const struct cuda_device *device, struct cuda_search *search,
