@@ -39,11 +39,25 @@ static bool is_locked(const char *directory, bool shared)
     return locked;
 }
 
+/* This process's user as it is called outside of its user namespace: by mounts that were made there. */
+static uid_t user_outside(void)
+{
+    FILE *map = fopen("/proc/self/uid_map", "re");
+    unsigned inside, outside, count, user = geteuid(), found = user;
+
+    while (map && fscanf(map, "%u %u %u", &inside, &outside, &count) == 3)
+        if (user >= inside && user - inside < count)
+            found = outside + (user - inside);
+    if (map)
+        fclose(map);
+    return found;
+}
+
 /* Any user may mount a folder of his own, say that its source is "/", and lock that: he is not to keep others
  * from mounting. Nor is what he names opened here. */
 static bool is_believed(const struct mounted_gaiafs *mount)
 {
-    return mount->user == 0 || mount->user == geteuid();
+    return mount->user == 0 || mount->user == geteuid() || mount->user == user_outside();
 }
 
 static void look_at(const struct mounted_gaiafs *mount, void *context)
@@ -58,12 +72,14 @@ static void look_at(const struct mounted_gaiafs *mount, void *context)
     /* Mounted over its own directory it is all that we see there: we are one of its programs. */
     if (strcmp(mount->source, mount->mountpoint) == 0)
         return;
+    bool shared = options_share_directory(&fs->options);
     if (!believed)
         fs_log(LOG_WARNING,
                "data directory %s %s %s, which user %u says to have mounted at %s: use files through one of "
-               "the two only",
-               fs->data_path, where, mount->source, (unsigned)mount->user, mount->mountpoint);
-    if (!believed || !is_locked(mount->source, options_share_directory(&fs->options)))
+               "the two only%s",
+               fs->data_path, where, mount->source, (unsigned)mount->user, mount->mountpoint,
+               shared ? ", unless that one shares them, too" : "");
+    if (!believed || !is_locked(mount->source, shared))
         return;
     overlap->found = true;
     fs_log(LOG_ERR, "data directory %s %s %s, the data directory of another gaiafs, mounted at %s",

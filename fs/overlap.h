@@ -17,7 +17,7 @@ bool overlap_is_inside(const char *path, const char *directory);
  * one by one then (cache/claim.h). Mounts whose type or source is not what gaiafs gives them, those of other
  * mount namespaces, paths through a bind mount, and a mount that starts in the same moment are not noticed. A
  * mount whose daemon is dead does not count. Opens those directories. Of mounts of users other than root and
- * this process's own there is a line in the log only. */
+ * this process's own (also as it is called outside of a user namespace) there is a line in the log only. */
 int overlap_check(const struct fs *fs);
 
 /* Where this process sees a gaiafs of fs->data_path itself mounted; "": nowhere, with the same exceptions. */

@@ -138,17 +138,38 @@ setpriv --reuid 65534 --regid 65534 --clear-groups flock -F -s "$1" sleep 20 &
 until ! flock -n "$1" true; do sleep 0.01; done
 mkdir -p "$1/closed/data" "$1/roots"
 chmod 700 "$1/closed"
-"$3/mount.gaiafs" "$1/closed/data" "$1/roots" 2>&1 && umount "$1/roots" && flock "$1/closed/data" true && echo mounted
+"$3/mount.gaiafs" OPTIONS "$1/closed/data" "$1/roots" 2>&1 && umount "$1/roots" && flock "$1/closed/data" true && echo mounted
 kill $!
 """
 
 
 @needs_root
-def test_a_user_who_says_to_have_mounted_all_keeps_nobody_from_mounting(workdir):
+@pytest.mark.parametrize("options, unless", [("", ""), ("-o shared", ", unless that one shares them, too")], ids=["alone", "shared"])
+def test_a_user_who_says_to_have_mounted_all_keeps_nobody_from_mounting(workdir, options, unless):
+    """It is said in the log. Mounts that all share their files may lie one inside another."""
     folder = os.path.join(workdir, "folder")
-    said = on_a_users_mount(workdir, "rw", f"-o fsname={folder}", MOUNTS_BESIDE_A_LIAR)
+    said = on_a_users_mount(workdir, "rw", f"-o fsname={folder}", MOUNTS_BESIDE_A_LIAR.replace("OPTIONS", options))
     assert f"{folder}/closed/data lies inside {folder}, which user 65534 says to have mounted at {folder}/mnt" in said
+    assert f"one of the two only{unless}\n" in said
     assert said.endswith("\nmounted\n"), said
+
+
+# The user has mounted $1/data, and mounts a folder of that as root of a user namespace of his own.
+MOUNTS_INSIDE_HIS_OWN = """
+as_user mkdir "$1/data/sub"
+mkdir "$1/inner"
+as_user unshare -rm timeout 10 "$3/mount.gaiafs" -f "$1/data/sub" "$1/inner" 2>&1 || echo refused
+"""
+
+
+@needs_root
+def test_a_user_namespace_is_no_other_user(workdir):
+    folder = os.path.join(workdir, "folder")
+    said = on_a_users_mount(workdir, "rw", "", MOUNTS_INSIDE_HIS_OWN)
+    if "unshare" in said:
+        pytest.skip("no user namespaces for users here")
+    assert f"{folder}/data/sub lies inside {folder}/data, the data directory of another gaiafs" in said
+    assert said.endswith("refused\n")
 
 
 LISTS_UNSEARCHED = """
