@@ -187,7 +187,10 @@ static bool next_line(struct maps *maps, char *line, size_t size)
 
     for (;;) {
         if (maps->at == maps->length) {
-            ssize_t got = read(maps->fd, maps->bytes, sizeof maps->bytes);
+            ssize_t got;
+            do
+                got = read(maps->fd, maps->bytes, sizeof maps->bytes);
+            while (got < 0 && errno == EINTR);
             if (got <= 0)
                 return false;
             maps->at = 0;
