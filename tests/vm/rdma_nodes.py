@@ -49,7 +49,8 @@ def shell():
         return file.read()
 
 
-# What Soft-iWARP is not asked for: its kernel half waits without end for a TCP connection that nobody answers, with whoever asked.
+# What Soft-iWARP is not asked for: its kernel half waits as long as TCP does for a connection that nobody answers, and so does
+# whoever asked for it. The others come after that.
 WIRE = ("the wire", "the queue pairs are in error", "the device", "the port is not up")
 
 
