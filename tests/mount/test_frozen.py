@@ -225,6 +225,22 @@ def test_writers_of_a_slow_disk(mount, agents, workdir, monkeypatch):
     assert writing("written") == {i: len(content) for i, content in enumerate(contents)}
 
 
+def test_interrupts_are_refused(mount, agents, workdir, monkeypatch):
+    """Of the kernel, before libfuse sees them: one that comes last of all would be a leak of it."""
+    plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
+    m = mount("passthrough=off,debug", env=env)
+    write_file(m.mnt + "/f", bytes(PAGE))
+    for _ in range(2):
+        agent = agents()
+        plan.arm_wait(ALL_ROWS.index("pwrite64"), 1500, 1, False)
+        agent.start("os.pwrite(os.open(path, os.O_RDWR), b'1', 0)", path=m.mnt + "/f")
+        wait_until(lambda: plan.landed == 1, what="the WRITE is on its way")
+        os.kill(agent.pid, signal.SIGKILL)
+        agent.proc.wait(20)
+        assert read_file(m.mnt + "/f")[:1] == b"1", "a WRITE that is under way is done"
+    assert "opcode: WRITE" in m.log_text() and "INTERRUPT" not in m.log_text()
+
+
 def test_threads_that_could_not_be_made(mount, agents, frozen, workdir, monkeypatch):
     """It is tried again, though nobody is left who could be asked."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
