@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Desks: what a thread needs to bring pages to the GPU that must be compared there. The first is made with
  * the GPU, the others when all are in use: pinned memory is dear. */
+#include "base/clock.h"
 #include "gpu/home_gpu.h"
 
 #define DESK_BYTES (2 * GPU_DESK_AREA + GPU_DESK_PAGES * sizeof(uint32_t))
+#define DESK_AGAIN_NS 1000000000u /* after it had no room for one: to ask takes long */
 
 static void clear_desk(const struct home_gpu *gpu, struct gpu_desk *desk)
 {
@@ -44,7 +46,7 @@ CUresult gpu_desks_open(struct home_gpu *gpu)
 {
     CUresult error = set_up_desk(gpu, &gpu->desks[0]);
 
-    gpu->desks_made = 1;
+    gpu->made_desks = 1;
     gpu->free_desks = 1;
     return error;
 }
@@ -55,33 +57,39 @@ void gpu_desks_close(struct home_gpu *gpu)
         clear_desk(gpu, &gpu->desks[i]);
 }
 
-/* One more: whether it could be had. If not, there will be no more, and those that are there do. The context
- * is entered, the lock is not held. */
+/* One more: whether it could be had. If not, those that are there do for a while. The context is entered, the
+ * lock is not held. */
 static bool make_desk(struct home_gpu *gpu, unsigned i)
 {
     bool made = set_up_desk(gpu, &gpu->desks[i]) == CUDA_SUCCESS;
 
+    if (made)
+        return true;
     pthread_mutex_lock(&gpu->lanes_lock);
-    if (!made)
-        gpu->desks_made = GPU_DESKS;
+    gpu->made_desks &= ~(1u << i);
+    gpu->desk_again_ns = clock_now_ns() + DESK_AGAIN_NS;
     pthread_mutex_unlock(&gpu->lanes_lock);
-    return made;
+    return false;
 }
 
-/* The number of a free desk. GPU_DESKS: *new_out is one that is to be set up. */
-static unsigned take_desk(struct home_gpu *gpu, unsigned *new_out)
+/* Whether another one may be made. Lock held. */
+static bool may_make_desk(const struct home_gpu *gpu)
 {
-    unsigned desk = GPU_DESKS;
+    return gpu->made_desks != (1u << GPU_DESKS) - 1 && clock_now_ns() >= gpu->desk_again_ns;
+}
+
+/* The number of a desk, which is the caller's. *new_out: it is to be set up. */
+static unsigned take_desk(struct home_gpu *gpu, bool *new_out)
+{
+    unsigned desk;
 
     pthread_mutex_lock(&gpu->lanes_lock);
-    while (!gpu->free_desks && gpu->desks_made == GPU_DESKS)
+    while (!gpu->free_desks && !may_make_desk(gpu)) /* the first is always there: one will be free */
         pthread_cond_wait(&gpu->desk_freed, &gpu->lanes_lock);
-    if (gpu->free_desks) {
-        desk = (unsigned)__builtin_ctz(gpu->free_desks);
-        gpu->free_desks &= gpu->free_desks - 1;
-    } else {
-        *new_out = gpu->desks_made++;
-    }
+    *new_out = !gpu->free_desks;
+    desk = (unsigned)__builtin_ctz(gpu->free_desks ? gpu->free_desks : ~gpu->made_desks);
+    gpu->made_desks |= 1u << desk;
+    gpu->free_desks &= ~(1u << desk);
     pthread_mutex_unlock(&gpu->lanes_lock);
     return desk;
 }
@@ -96,16 +104,15 @@ static void free_desk(struct home_gpu *gpu, unsigned desk)
 
 int gpu_desk_begin(struct home_gpu *gpu, struct gpu_desk **desk_out)
 {
-    unsigned desk, fresh = 0;
+    unsigned desk;
+    bool fresh;
 
     int error = gpu_note(gpu, cuda_enter_saying(&gpu->device));
     if (error)
         return error;
-    do {
+    do
         desk = take_desk(gpu, &fresh);
-        if (desk == GPU_DESKS && make_desk(gpu, fresh))
-            desk = fresh;
-    } while (desk == GPU_DESKS);
+    while (fresh && !make_desk(gpu, desk));
     *desk_out = &gpu->desks[desk];
     return 0;
 }

@@ -84,8 +84,9 @@ struct home_gpu {
     pthread_mutex_t lanes_lock; /* guards all below; a leaf */
     pthread_cond_t lane_freed, lane_left, lane_ended, desk_freed;
     unsigned free_lanes;                 /* bit i: lane i */
-    unsigned free_desks;                 /* of those that have been set up */
-    unsigned desks_made;                 /* how many have, or are being; no more can be had: GPU_DESKS */
+    unsigned made_desks;                 /* which have been set up, or are being, */
+    unsigned free_desks;                 /* and which of these nobody has */
+    uint64_t desk_again_ns;              /* none is asked for before that: the GPU was full */
     STAILQ_HEAD(, gpu_left) left, ended; /* for the looker; for the finishers */
     bool lanes_starting;                 /* somebody starts them; */
     bool lanes_started;                  /* all are there, or can't ever be */

@@ -63,6 +63,32 @@ def test_the_end_with_a_gpu_that_is_lost(gpu, name):
     assert "could not all be written" in m.log_text()
 
 
+@only_here
+def test_a_desk_that_could_not_be_had_is_asked_for_again(gpu):
+    """A thread that compares pages on the GPU has one (gpu/home_desk.c); a GPU that is full may have room later."""
+    m = gpu.mount("slow=100000")
+    paths = [make(m, os.urandom(4 * PAGE), f"f{i}") for i in range(4)]
+    programs = [gpu.program(path) for path in paths]
+
+    def acquire_at_once(byte):
+        for path in paths:
+            write_at(path, byte * PAGE, 2 * PAGE)
+        for program in programs:
+            program.start("map.acquire()")
+        for program in programs:
+            program.finish()
+        for path, program in zip(paths, programs):
+            assert program("map[:]") == read_file(path)
+
+    for byte in b"1", b"2":
+        gpu.fail("cuStreamCreate", 1, 2)
+        acquire_at_once(byte)
+        assert gpu.failed(), "all did with the desks that there were"
+        gpu.heal()
+        time.sleep(1.1)
+    acquire_at_once(b"3")
+
+
 @pytest.fixture
 def held_up(cluster, agents, monkeypatch, workdir):
     """A file of which an acquire on another node takes 10 s, all of them with its lock; programs that map it meanwhile. When
