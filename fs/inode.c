@@ -2,6 +2,7 @@
 #include "fs/inode.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -467,6 +468,8 @@ ssize_t inode_path(struct inode *inode, char *path_out, size_t size)
         return -errno;
     path_out[got] = '\0';
     length = (size_t)got;
+    if (length == 1 && prefix > 1) /* it was opened by its handle, and the kernel knows no name of it */
+        return -ENOENT;
     if (prefix == 1) /* the data directory is "/" */
         prefix = 0;
     if (strncmp(path_out, data, prefix) != 0 || (path_out[prefix] != '/' && path_out[prefix] != '\0'))
@@ -475,4 +478,10 @@ ssize_t inode_path(struct inode *inode, char *path_out, size_t size)
         prefix++;
     memmove(path_out, path_out + prefix, length - prefix + 1);
     return (ssize_t)(length - prefix);
+}
+
+void inode_name(struct inode *inode, char *name_out, size_t size)
+{
+    if (inode_path(inode, name_out, size) < 0)
+        snprintf(name_out, size, "(inode %llu)", (unsigned long long)inode->ino);
 }

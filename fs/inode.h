@@ -89,8 +89,10 @@ void inode_pin(struct inode *inode, bool pinned);
  */
 bool inode_get_if_used(struct inode *inode);
 /* The path below the data directory, for people to read: the file may have moved since. Length or a negative
- * errno. */
+ * errno: -ENOENT, no name is known, as of a file that another node has named by its handle. */
 ssize_t inode_path(struct inode *inode, char *path_out, size_t size);
+/* The same; without a path "(inode N)". */
+void inode_name(struct inode *inode, char *name_out, size_t size);
 
 /* Calls visit for each tracked (or once opened, or known) inode with a reference and no lock held. Those that
  * appear meanwhile may be missed. Stops at, and returns, the first value that is not 0; -ENOMEM. */

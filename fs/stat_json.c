@@ -77,8 +77,7 @@ static void add_path(json_t *o, struct inode *inode)
 {
     char path[PATH_MAX];
 
-    if (inode_path(inode, path, sizeof path) < 0)
-        snprintf(path, sizeof path, "?");
+    inode_name(inode, path, sizeof path);
     json_object_set_new(o, "path", name_json(path));
 }
 

@@ -84,9 +84,7 @@ static void tell(struct kind *kind, struct inode *inode, const char *doing)
 
     if (!is_due(kind, &unsaid))
         return;
-    /* Without descriptors /proc says no path. */
-    if (inode_path(inode, path, sizeof(path)) < 0)
-        snprintf(path, sizeof(path), "(inode %llu)", (unsigned long long)inode->ino);
+    inode_name(inode, path, sizeof(path)); /* without descriptors /proc says no path */
     if (path[0])
         escape(path, name, sizeof(name), true);
     fs_log(LOG_ERR, "data directory %s: %s %s: %s%s%s%s", inode->fs->data_path, doing, name,
