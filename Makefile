@@ -277,6 +277,7 @@ check-long: all
 	python3 -B tests/vm/rdma.py
 	python3 -B tests/vm/rdma.py --device siw
 	python3 -B tests/vm/nfs.py
+	python3 -B tests/vm/cluster.py
 	GAIA_GATE=1 python3 -B tests/vm/suite.py -q || [ $$? -eq 77 ]
 	$(MAKE) posix
 	sh tests/trixie.sh

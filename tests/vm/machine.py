@@ -28,9 +28,11 @@ def check():
 class Machine:
     """Boots at once. kernel, initramfs: of image.build(); script: what /init runs; disks: paths of images, or of
     sockets with an NBD server; ports: names of serial ports (/dev/ports/NAME inside); share: a folder that the machine
-    can read by 9p, as "share"."""
+    can read by 9p, as "share"; processors: how many; monitor: qemu's (QMP) is
+    the port "monitor"; more: other arguments of qemu."""
 
-    def __init__(self, kernel, initramfs, script, disks=(), ports=(), memory_mib=1024, limit_s=120, share=None):
+    def __init__(self, kernel, initramfs, script, disks=(), ports=(), memory_mib=1024, limit_s=120, share=None, processors=2, monitor=False,
+                 more=()):
         check()
         self.folder = tempfile.mkdtemp(prefix="gaiafs-vm-", dir=os.environ.get("GAIA_TEST_DIR", "/var/tmp"))
         self.deadline = time.monotonic() + limit_s
@@ -40,7 +42,7 @@ class Machine:
             extra = image.Archive()
             extra.bytes("/script", script.encode())
             file.write(bytes(-file.tell() % 512) + extra.done())
-        command = [QEMU, "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "2", "-m", str(memory_mib),
+        command = [QEMU, "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", str(processors), "-m", str(memory_mib),
                    "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio", "-kernel", kernel,
                    "-initrd", os.path.join(self.folder, "initramfs"),
                    "-append", "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off tsc=reliable no_timer_check",
@@ -50,6 +52,9 @@ class Machine:
                         + (f"nbd:unix:{disk}" if is_socket(disk) else disk),
                         "-device", f"virtio-blk-pci,drive=d{i},write-cache=on"
                         + (",logical_block_size=4096,physical_block_size=4096" if is_socket(disk) else "")]
+        if monitor:
+            command += ["-qmp", f"unix:{os.path.join(self.folder, 'monitor')},server=on,wait=off"]
+        command += more
         if share:
             command += ["-virtfs", f"local,path={share},mount_tag=share,security_model=none,readonly=on,multidevs=remap"]
         for i, name in enumerate(ports):

@@ -3,14 +3,18 @@
 # and two that are machines of their own as far as NFS knows. /srv/data: what the server has; /srv/mnt: where a mount is to be exported.
 ip=/usr/sbin/ip
 
+# The server's disk. Clients know by its change attribute that a file is another's now: a tmpfs has but the time, to a tick of the clock.
+nfs_disk() {
+    truncate -s 128M /srv/disk
+    /sbin/mke2fs -q -t ext4 /srv/disk && mount -t ext4 -o loop,i_version /srv/disk /srv/data || echo "failed: no disk"
+}
+
 nfs_serve() {
     $ip link set lo up
     mkdir -p /srv /var/lib/nfs/v4recovery /run/netns /net
     mount -t tmpfs none /srv
     mkdir -p /srv/data /srv/mnt
-    # Clients know by its change attribute that a file is another's now: a tmpfs has but the time, to a tick of the clock.
-    truncate -s 128M /srv/disk
-    /sbin/mke2fs -q -t ext4 /srv/disk && mount -t ext4 -o loop,i_version /srv/disk /srv/data || echo "failed: no disk"
+    nfs_disk
     mount -t nfsd none /proc/fs/nfsd
     : >/var/lib/nfs/etab
     : >/var/lib/nfs/rmtab
@@ -25,7 +29,7 @@ nfs_serve() {
     printf 'nfs 2049/tcp\nsunrpc 111/tcp\n' >/etc/services
     rpc.mountd -N 2 -N 3
     rpc.nfsd -N 3 4 || echo "failed: no NFS server"
-    echo Y >/proc/fs/nfsd/v4_end_grace
+    [ "$nfs_again" ] || echo Y >/proc/fs/nfsd/v4_end_grace
 }
 
 # nfs_unserve FOLDER: nothing is exported any more, and what is mounted there is unmounted. The server keeps files open for a while.
