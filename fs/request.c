@@ -24,18 +24,6 @@ _Static_assert(sizeof(struct statx_answer) == 288, "the kernel's struct fuse_sta
 /* A thread of libfuse reads a request and serves it before it reads the next. */
 static __thread bool is_statx, kills_set_ids;
 
-/* Nothing here looks whether a request was interrupted, and once it is told so the kernel sends none of these
- * any more. libfuse 3.14 would keep one that comes behind the answer to its request until the next request,
- * or for ever. Where the request has its answer the kernel does not listen (ENOENT): it is told the next
- * time. */
-static void refuse_interrupt(int fd, const struct fuse_in_header *in)
-{
-    struct fuse_out_header out = {.len = sizeof(out), .error = -ENOSYS, .unique = in->unique};
-    struct iovec part = {.iov_base = &out, .iov_len = sizeof(out)};
-
-    (void)!writev(fd, &part, 1);
-}
-
 /* readv() and writev() are not in tests/faults: what happens then is libfuse's. To a thread that takes a
  * request just as the connection ends (an unmount's last RELEASE) Linux says ECONNABORTED; to all others, and
  * here, it is ENODEV, which is no failure. */
@@ -51,8 +39,11 @@ static ssize_t read_request(int fd, void *buffer, size_t size, void *userdata)
     is_statx = kills_set_ids = false;
     if (got < (ssize_t)sizeof(*in))
         return got;
+    /* Nothing here looks whether a request was interrupted, and the kernel waits for no answer to this. (To
+     * one that says ENOSYS it would send no more, and have all who wait for this mount wait in the state D
+     * from then on.) libfuse 3.14 would keep one that comes behind the answer to its request until the next
+     * request, or for ever. */
     if (in->opcode == FUSE_INTERRUPT) {
-        refuse_interrupt(fd, in);
         errno = EINTR; /* the thread reads again */
         return -1;
     }

@@ -225,8 +225,8 @@ def test_writers_of_a_slow_disk(mount, agents, workdir, monkeypatch):
     assert writing("written") == {i: len(content) for i, content in enumerate(contents)}
 
 
-def test_interrupts_are_refused(mount, agents, workdir, monkeypatch):
-    """Of the kernel, before libfuse sees them: one that comes last of all would be a leak of it."""
+def test_interrupts_do_not_reach_libfuse(mount, agents, workdir, monkeypatch):
+    """One that comes last of all would be a leak of it. Who waits goes on waiting as before."""
     plan, env = daemon_with_faults(monkeypatch, os.path.join(workdir, "plan"))
     m = mount("passthrough=off,debug", env=env)
     write_file(m.mnt + "/f", bytes(PAGE))
@@ -235,6 +235,8 @@ def test_interrupts_are_refused(mount, agents, workdir, monkeypatch):
         plan.arm_wait(ALL_ROWS.index("pwrite64"), 1500, 1, False)
         agent.start("os.pwrite(os.open(path, os.O_RDWR), b'1', 0)", path=m.mnt + "/f")
         wait_until(lambda: plan.landed == 1, what="the WRITE is on its way")
+        with open(f"/proc/{agent.pid}/stat") as stat:
+            assert stat.read().rpartition(")")[2].split()[0] == "S", "it counts as one that waits for a disk"
         os.kill(agent.pid, signal.SIGKILL)
         agent.proc.wait(20)
         assert read_file(m.mnt + "/f")[:1] == b"1", "a WRITE that is under way is done"
