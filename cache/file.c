@@ -202,6 +202,11 @@ void cache_file_discard_write_backs(struct cache_file *file, bool discard)
     file->discards = discard;
 }
 
+bool cache_file_discards(const struct cache_file *file)
+{
+    return file->discards;
+}
+
 /* Whether anything of this node's devices has been released and not collected. Lock held. */
 static void note_stores(struct leaf *leaf, void *context)
 {

@@ -31,6 +31,10 @@ struct content {
      * nodes_settle(). */
     _Atomic(struct cache_file *) sought;
     atomic_bool unsettled;
+    /* How often the kernel has dropped what it had from under another home: a write-back that it began before
+     * that is discarded, however late it comes to be done. Before Linux 6.16 the kernel does not wait for
+     * those. */
+    _Atomic uint64_t settled;
     /* A home waits for what is being written here, and has not given this node up: 1 + cache_stalls() then.
      * 0: none does. */
     _Atomic uint64_t awaited;

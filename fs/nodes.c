@@ -144,6 +144,16 @@ static bool is_wanted(struct inode *inode, const struct cache_file *file, const 
 
 enum drop { DROP_NOTHING, DROP_ALL, DROP_STALE };
 
+/* The kernel has dropped what it had from under another home. The count first: see is_discarded() of
+ * fs/ops_data.c. */
+static void take_write_backs(struct inode *inode, struct cache_file *file)
+{
+    if (!cache_file_discards(file))
+        return;
+    atomic_fetch_add(&inode_content(inode)->settled, 1);
+    cache_file_discard_write_backs(file, false);
+}
+
 /* From now on the home is asked. What the kernel has of the file it has from the data directory: what
  * programs have stored is written back there first; what they store meanwhile goes to the home. DROP_STALE:
  * the home has tracked the file for a while, and it would undo what was changed since: it is lost. */
@@ -176,7 +186,7 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
             cache_file_opened(usable);
         session_invalidate(fs, inode, 0, 0);
         if (ours) {
-            cache_file_discard_write_backs(file, false);
+            take_write_backs(inode, file);
             cache_file_tell_size(file);
         }
     } else if (again && rc == 0) {
@@ -212,7 +222,7 @@ static void settle(void *argument)
 
     session_invalidate(inode->fs, inode, 0, 0);
     if (file) {
-        cache_file_discard_write_backs(file, false);
+        take_write_backs(inode, file);
         cache_file_tell_size(file);
     }
     inode_put(inode);

@@ -362,7 +362,16 @@ struct writing {
     bool append;
     struct cache_file *file; /* by which the last try went; NULL: the file is not tracked */
     bool set_ids;            /* are to be cleared */
+    uint64_t settled;        /* of the content, as it came */
 };
+
+/* A page that the kernel has had since before the file's home became another one: others may have changed it
+ * since, and nobody has what was between. */
+static bool is_discarded(const struct writing *w)
+{
+    return w->fi->writepage && w->file &&
+           (cache_file_discards(w->file) || atomic_load(&inode_content(w->inode)->settled) != w->settled);
+}
 
 /* What is behind the first `done` bytes. */
 static ssize_t write_rest(struct writing *w, size_t done)
@@ -380,6 +389,11 @@ static ssize_t write_rest(struct writing *w, size_t done)
         if (put < 0)
             return put;
         w->file = inode_gate_enter(w->inode);
+        if (is_discarded(w)) {
+            inode_gate_leave(w->inode, w->file);
+            w->file = NULL; /* its home does not know of it */
+            return -EIO;
+        }
         if (w->set_ids && w->file && cache_file_is_far(w->file))
             creds_clear_set_ids(w->fd);
         again = !w->append || (w->file && cache_file_is_lost(w->file));
@@ -420,9 +434,10 @@ void op_write(fuse_req_t req, fuse_ino_t nodeid, const char *data, size_t size, 
     struct handle *handle = handle_of(fi);
     bool append = !fi->writepage && fi->flags & O_APPEND;
     int fd = append ? handle->fd : handle_page_fd(handle), error;
-    struct writing writing = {inode, fi, data, size, offset, fd, append, NULL, false};
+    struct writing writing = {inode, fi, data, size, offset, fd, append, NULL, false, 0};
     struct durable *durable = inode_durable(inode);
 
+    writing.settled = atomic_load(&inode_content(inode)->settled);
     if (fd < 0) {
         if (fi->writepage)
             durable_lose(durable, offset, (off_t)size, fd);
