@@ -24,13 +24,17 @@ nfs_disk() {
     mount -o bind /disk/v4recovery /var/lib/nfs/v4recovery
 }
 
-# The data directory, and pages that are stored to are written back at once, as rdma_nodes.py has it.
-cluster_data() {
-    mkdir -p /net /mnt/gaia
-    mount -t nfs4 -o "vers=4.2,actimeo=0,addr=10.0.0.$server,clientaddr=10.0.0.$number" "10.0.0.$server:/data" /net || echo "failed: no NFS"
+# Pages that are stored to are written back at once, as rdma_nodes.py has it.
+cluster_flushes() {
     echo 1 >/proc/sys/vm/dirty_writeback_centisecs
     echo 1 >/proc/sys/vm/dirty_expire_centisecs
     echo 4096 >/proc/sys/vm/dirty_background_bytes
+}
+
+cluster_data() {
+    mkdir -p /net /mnt/gaia
+    mount -t nfs4 -o "vers=4.2,actimeo=0,addr=10.0.0.$server,clientaddr=10.0.0.$number" "10.0.0.$server:/data" /net || echo "failed: no NFS"
+    cluster_flushes
 }
 
 # A shell runs what comes through the serial port of that name, one line after the other.

@@ -61,12 +61,16 @@ class Machine:
             path = os.path.join(self.folder, name)
             command += ["-chardev", f"socket,id=p{i},path={path},server=on,wait=off",
                         "-device", f"virtserialport,chardev=p{i},name={name}"]
-        self.start(command)
-        # A kernel that was starved as it measured its timers has none that come; nothing of the machine was used yet.
-        if not self.begins(min(BOOT_S, limit_s / 3)):
-            print("the machine does not boot; once more:\n" + self.console(), flush=True)
-            self.stop()
+        try:
             self.start(command)
+            # A kernel that was starved as it measured its timers has none that come; nothing of the machine was used yet.
+            if not self.begins(min(BOOT_S, limit_s / 3)):
+                print("the machine does not boot; once more:\n" + self.console(), flush=True)
+                self.stop()
+                self.start(command)
+        except BaseException:
+            self.kill()
+            raise
 
     def start(self, command):
         self.lines, self.ended = [], False
