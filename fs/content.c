@@ -2,11 +2,13 @@
 #include "fs/content.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/proc_path.h"
 #include "cache/cache.h"
 #include "fs/fs.h"
 #include "fs/nodes.h"
@@ -111,6 +113,26 @@ int inode_set_file(struct inode *inode, struct cache_file *file)
     return 0;
 }
 
+int inode_meet_storage(struct inode *inode)
+{
+    struct durable *durable = &inode_content(inode)->durable;
+    struct fs *fs = inode->fs;
+
+    if (fs->local || !fs->options.members)
+        return 0;
+    BORROWED path = inode_borrow(inode);
+    int fd = path.fd;
+    if (fd >= 0)
+        fd = descriptors_openat(fs, AT_FDCWD, proc_path(fd).text, O_RDONLY | O_CLOEXEC, 0);
+    if (fd < 0)
+        return fd;
+    if (durable_is_written(durable))
+        durable_store(durable, fd); /* of its errors it tells whoever syncs */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    return 0;
+}
+
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
 {
     struct cache_file *file = inode_usable(inode);
@@ -142,7 +164,9 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
         pthread_rwlock_wrlock(&content->gate);
         file = inode_usable(inode);
         if (!file) {
-            rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
+            rc = inode_meet_storage(inode);
+            if (rc == 0)
+                rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
             if (rc < 0 && descriptors_shed(fs, -rc))
                 rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
             /* After it: what changes in between one of the two sees. */

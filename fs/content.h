@@ -95,6 +95,12 @@ static inline struct cache_file *inode_file(struct inode *inode)
     return content ? content_file(content) : NULL;
 }
 
+/* Of a node of which the data directory's filesystem has memory of its own on each machine, as a client of
+ * NFS does: what programs have written to the file is brought out of this machine's, and what that still has
+ * of the file is dropped. For such a client keeps what it has read before others have changed the file, as
+ * long as the file is open for writing here: it takes their change for its own. The gate is held exclusively.
+ * 0, also where the bytes could not be stored, which syncs tell then; or a negative errno. */
+int inode_meet_storage(struct inode *inode);
 /* Begin to track the file, if nobody has: from then on its data goes through the cache. Waits until no
  * untracked operation is in flight. The caller holds a reference. 0 or what cache_file_open() says. */
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out);

@@ -175,7 +175,9 @@ static int go_far(struct fs *fs, struct inode *inode, const struct node_name *na
     cache_file_discard_write_backs(file, drop == DROP_STALE);
     pthread_rwlock_wrlock(&content->gate); /* no untracked operation is in flight */
     bool ours = is_wanted(inode, file, name), again = ours && inode_file(inode);
-    if (ours)
+    if (ours && (rc = inode_meet_storage(inode)) == -ESTALE) /* deleted: nor is it for the home */
+        rc = 0;
+    if (ours && rc == 0)
         rc = inode_set_file(inode, file);
     pthread_rwlock_unlock(&content->gate);
     if (!ours || rc < 0) /* another thread was first: the file is not known any more */

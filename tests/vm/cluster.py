@@ -48,6 +48,12 @@ STORED = 10 * PAGE  # of a file, through a mapping
 O_RDWR = 2
 
 
+# What programs have written, when their machine brings it to the server. At once: see cluster.sh.
+WRITES_BACK_LATE, WRITES_BACK_AT_ONCE = (
+    f"cd /proc/sys/vm; echo {often} >dirty_writeback_centisecs; echo {old} >dirty_expire_centisecs; echo {much}"
+    for often, old, much in ((500, 3000, "10 >dirty_background_ratio"), (1, 1, "4096 >dirty_background_bytes")))
+
+
 class Refused(Exception):
     """An operation's errno."""
 
@@ -59,8 +65,8 @@ class Refused(Exception):
 class Agent:
     """A program on a node (tool_agent.c), with one file open: of its CPU, mapped into it, too, or of its device."""
 
-    def __init__(self, guest, port):
-        self.name, self.connection = port, guest.port(port)
+    def __init__(self, node, port):
+        self.node, self.name, self.connection = node, port, node.guest.port(port)
         self.connection.settimeout(HANG_S)
         self.stream = self.connection.makefile("rw", newline="\n")
         assert self.stream.readline() == "ready\n", port
@@ -165,7 +171,7 @@ class Machine:
         port = self.ports.pop(0)
         # As long as who had the port before is not gone it is busy.
         self.run(f"while tool_agent /dev/ports/{port} >/tmp/said-{port} 2>&1; [ $? = 2 ]; do sleep 0.2; done &")
-        return Agent(self.guest, port)
+        return Agent(self, port)
 
     def stop(self, agent):
         agent.stream.close()
@@ -219,10 +225,11 @@ class Cluster:
 class File:
     """A file that a program of the CPU and one with a device have on each node, and the bytes that it must have."""
 
-    def __init__(self, cluster, home, what):
+    def __init__(self, cluster, home, what, before=lambda path: None):
         self.cluster, self.rng = cluster, cluster.rng
         self.path, self.bytes = cluster.make(home, what), bytearray(PAGES * PAGE)
         self.programs = {}
+        before(self.path)
         for node in cluster.a, cluster.b:
             self.open(node)
 
@@ -352,6 +359,75 @@ def at_once(cluster, home, rounds=12):
         with meanwhile(*(functools.partial(work, i, *who, random.Random(cluster.rng.getrandbits(60))) for i, who in enumerate(writers))):
             pass
         file.see_all()
+
+
+def mapped_beside_writers(cluster, home, writers=4):
+    """Programs of both nodes write to pages of their own, and go on as the file is mapped for the first time: no byte is lost, though
+    their machines bring what was written to the server when they like."""
+    path, bytes_, stop = cluster.make(home, "beside"), bytearray(PAGES * PAGE), threading.Event()
+    mapper, programs = cluster.a.start(), [cluster.machines["ab"[number % 2]].start() for number in range(writers)]
+
+    def write(number, rng):
+        programs[number].do("open", 0, path, O_RDWR)
+        while not stop.is_set():
+            offset, tag = rng.randrange(number, PAGES, writers) * PAGE + rng.randrange(PAGE // LINE) * LINE, rng.getrandbits(64)
+            programs[number].do("write", 0, offset, LINE, tag)
+            bytes_[offset:offset + LINE] = tagged(offset, LINE, tag)
+        programs[number].do("fsync", 0)
+
+    def map_meanwhile():
+        try:
+            time.sleep(1)
+            mapper.do("open", 0, path, O_RDWR)
+            mapper.do("device", 0, 0, PAGES * PAGE, "soft:0")
+            time.sleep(1)
+        finally:
+            stop.set()
+
+    for node in cluster.a, cluster.b:
+        node.run(WRITES_BACK_LATE)
+    with meanwhile(map_meanwhile, *(functools.partial(write, i, random.Random(cluster.rng.getrandbits(60))) for i in range(writers))):
+        pass
+    mapper.do("acquire", 0)
+    assert mapper.do("load", 0, 0, PAGES * PAGE) == bytes_
+    for program in mapper, *programs:
+        assert program.do("read", 0, 0, PAGES * PAGE) == bytes_, program.name
+    mapper.do("unmap", 0)
+    for node in cluster.a, cluster.b:
+        node.run(WRITES_BACK_AT_ONCE)
+    for program in mapper, *programs:
+        program.node.stop(program)
+
+
+def read_before(cluster):
+    """The next home's NFS client has what was in the file before it was mapped, and as it is open for writing there, keeps that for what
+    is in it."""
+    reader = cluster.a.start()
+
+    def read(path):
+        reader.do("open", 0, path, O_RDWR)
+        reader.do("read", 0, 0, PAGES * PAGE)
+
+    file = File(cluster, "b", "before", read)
+    for number, (name, how) in enumerate((name, how) for name in "ab" for how in CHANGES):
+        file.change(name, how, 2 * number * PAGE + 100, 2 * PAGE)
+    file.close("b")
+    cluster.b.unmount()
+    patiently(lambda: file.see("a", "read"), 4 * PEER_TIMEOUT_S + EMULATED_S)
+    for offset in range(5, PAGES * PAGE, PAGE):  # with a byte its NFS client may bring the page
+        file.programs["a"][0].do("write", 0, offset, 1, 0)
+        file.bytes[offset:offset + 1] = tagged(offset, 1, 0)
+    file.programs["a"][0].do("fsync", 0)
+    map_again(file, "a")
+    file.see_all("a")
+    digest = cluster.server.run(f"sha256sum </srv/data/{os.path.basename(file.path)}").split()[0]
+    assert digest == hashlib.sha256(file.bytes).hexdigest()
+    cluster.b.mount()
+    cluster.met()
+    file.open(cluster.b)
+    file.see_all()
+    file.close()
+    cluster.a.stop(reader)
 
 
 # --- what happens to a machine ---------------------------------------------------------------------------------------
@@ -673,8 +749,10 @@ def unmounted(cluster):
 
 
 TESTS = [(f"{name}, home {home}", function, (home,)) for home in "ab"
-         for name, function in (("by turns", by_turns), ("bytes of the same pages at once", at_once))]
-TESTS += [("a machine loses its power, and comes again", power_lost, ()),
+         for name, function in (("by turns", by_turns), ("bytes of the same pages at once", at_once),
+                                ("mapped beside programs that write", mapped_beside_writers))]
+TESTS += [("the next home has read the file before it was mapped", read_before, ()),
+          ("a machine loses its power, and comes again", power_lost, ()),
           ("a machine stands still, and writes", stands_still, (stop_emulator, continue_emulator, nothing, write_at_once)),
           ("a machine stands still that has stored", stands_still, (stop_emulator, continue_emulator, store_and_wait, write_back_at_once)),
           ("a machine is paused, and writes", stands_still, (pause, resume, nothing, write_at_once)),
