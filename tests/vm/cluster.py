@@ -399,6 +399,19 @@ def mapped_beside_writers(cluster, home, writers=4):
         program.node.stop(program)
 
 
+def deleted_elsewhere(cluster, home):
+    """Who has a file open goes on with it, though the server finds it by no name any more, and tells nobody its times."""
+    for name, other in "ab", "ba":
+        with file_of(cluster, home, "deleted") as file:
+            file.close(name)
+            program = getattr(cluster, name).start()
+            program.do("unlink", file.path)
+            for how in CHANGES:
+                file.change(other, how, cluster.rng.randrange(10 * PAGE), PAGE)
+                file.see_all(other)
+            getattr(cluster, name).stop(program)
+
+
 def read_before(cluster):
     """The next home's NFS client has what was in the file before it was mapped, and as it is open for writing there, keeps that for what
     is in it."""
@@ -750,7 +763,8 @@ def unmounted(cluster):
 
 TESTS = [(f"{name}, home {home}", function, (home,)) for home in "ab"
          for name, function in (("by turns", by_turns), ("bytes of the same pages at once", at_once),
-                                ("mapped beside programs that write", mapped_beside_writers))]
+                                ("mapped beside programs that write", mapped_beside_writers),
+                                ("deleted by a node that does not have it open", deleted_elsewhere))]
 TESTS += [("the next home has read the file before it was mapped", read_before, ()),
           ("a machine loses its power, and comes again", power_lost, ()),
           ("a machine stands still, and writes", stands_still, (stop_emulator, continue_emulator, nothing, write_at_once)),
