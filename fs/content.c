@@ -133,6 +133,14 @@ int inode_meet_storage(struct inode *inode)
     return 0;
 }
 
+/* The gate is held exclusively. */
+static int become_home(struct inode *inode, int fd, struct durable *durable, struct cache_file **file_out)
+{
+    int rc = inode_meet_storage(inode);
+
+    return rc < 0 ? rc : cache_file_open(inode->fs->cache, fd, inode, durable, file_out);
+}
+
 int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out)
 {
     struct cache_file *file = inode_usable(inode);
@@ -164,11 +172,9 @@ int inode_track(struct fs *fs, struct inode *inode, struct cache_file **file_out
         pthread_rwlock_wrlock(&content->gate);
         file = inode_usable(inode);
         if (!file) {
-            rc = inode_meet_storage(inode);
-            if (rc == 0)
-                rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
+            rc = become_home(inode, path.fd, durable, &file);
             if (rc < 0 && descriptors_shed(fs, -rc))
-                rc = cache_file_open(fs->cache, path.fd, inode, durable, &file);
+                rc = become_home(inode, path.fd, durable, &file);
             /* After it: what changes in between one of the two sees. */
             if (rc == 0 && !inode_unchanged(inode, path.fd, &st))
                 cache_file_behind(file);
