@@ -755,7 +755,7 @@ def name_of_a_far_file(cluster):
     shown = [file["path"] for file in json.loads(cluster.b.run("gaiactl stat --json /mnt/gaia"))["files"]]
     program.do("unmap", 0)
     cluster.a.stop(program)
-    assert shown == [f"(inode {number})"], shown
+    assert f"(inode {number})" in shown and "/" not in shown, shown
 
 
 def unmounted(cluster):
