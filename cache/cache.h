@@ -228,6 +228,7 @@ bool cache_file_is_at(const struct cache_file *file, const struct node_name *nam
 /* From one home to the next: what the kernel holds may be older than what others have written since, so
  * write-backs fail with -EIO until it has dropped it all. */
 void cache_file_discard_write_backs(struct cache_file *file, bool discard);
+/* Whether it has not yet. */
 bool cache_file_discards(const struct cache_file *file);
 /* Of a file that was opened here, with members: let all agents know of it, if it has not been done. May wait.
  */

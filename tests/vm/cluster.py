@@ -299,7 +299,7 @@ def write_back_at_once(file):
     cpu = file.programs["b"][0]
     answer = refused(cpu, "msync", 0)
     print(f"  msync of a page from before: {os.strerror(answer)}", flush=True)
-    file.cluster.b.run("cd /proc/sys/vm; echo 1 >dirty_writeback_centisecs; echo 4096 >dirty_background_bytes; cd /")
+    file.cluster.b.run(WRITES_BACK_AT_ONCE)
     if not answer:
         file.bytes[STORED:STORED + LINE] = tagged(STORED, LINE, file.stored)
         return []
